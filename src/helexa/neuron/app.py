@@ -261,7 +261,10 @@ class Reloader:
         try:
             config = self._read().model_copy(update={"host": self._config.host, "port": self._config.port})
             if self._config.api_key is not None and config.api_key is None:
-                raise ConfigError("api_key is missing, and without it all clients have access; to allow this, restart")
+                raise ConfigError(
+                    "the configuration has no api_key any more, which would admit all clients; "
+                    "to allow this, restart the node"
+                )
             logs.configure(config.log.format, config.log.level)
         except HelexaError as error:
             log.error("reload failed error=%s; the configuration is unchanged", quoted(error))

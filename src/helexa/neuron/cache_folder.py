@@ -43,7 +43,9 @@ def default_prompts_mb() -> int:
     limit = os.environ.get("HELEXA_PROMPTS_MB", "")
     if limit:
         if not limit.isdecimal():
-            raise ConfigError(f"HELEXA_PROMPTS_MB is '{limit[:20]}'; set it to a number of MiB, or to 0 for no prompts")
+            raise ConfigError(
+                f"HELEXA_PROMPTS_MB is '{limit[:20]}'; set it to a number of MiB, or to 0 to save no prompts to disk"
+            )
         return int(limit)
     folder = cache_root(None).absolute()
     while not folder.exists():

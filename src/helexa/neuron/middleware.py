@@ -178,7 +178,7 @@ def _bearer(headers: Headers) -> bytes:
 
 
 def _unauthorized() -> ApiError:
-    return ApiError(401, "invalid_api_key", "this node requires its api_key: 'Authorization: Bearer <key>'")
+    return ApiError(401, "invalid_api_key", "this node requires its api_key; send 'Authorization: Bearer <key>'")
 
 
 def _unknown_host(name: bytes) -> ApiError:

@@ -59,7 +59,7 @@ class StageProcesses:
         If the engine closes the connection and the process does not end within a few seconds, the process is killed.
         """
         if len(self._processes) >= _MAX_STAGES:
-            log.error("engine of the host group rejected stages=%d; unload a model that uses this host", _MAX_STAGES)
+            log.error("model of the host group not loaded models=%d; unload a model that uses this host", _MAX_STAGES)
             channel.close()
             return
         own_end, stage_end = socket.socketpair()

@@ -139,10 +139,12 @@ def _check_collectives(ranks: int) -> list[CollectiveResult]:
             command, env=ENVIRONMENT | os.environ, capture_output=True, text=True, check=False, timeout=_CHECK_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise HelexaError(f"the ranks did not meet within {_CHECK_SECONDS} s; free CPUs, or try again") from None
+        raise HelexaError(
+            f"the {ranks} processes did not connect within {_CHECK_SECONDS} s; free CPUs, or try again"
+        ) from None
     if run.returncode:
         lines = run.stderr.strip().splitlines() or [f"exit code {run.returncode}"]
-        raise HelexaError(f"the exchange between the ranks failed: {lines[-1]}")
+        raise HelexaError(f"the {ranks} processes cannot exchange data: {lines[-1]}; do not use tensor_parallel here")
     return msgspec.json.decode(run.stdout, type=list[CollectiveResult])
 
 
@@ -178,7 +180,8 @@ async def _kill_rank(path: Path, options: EngineOptions, ranks: int) -> float:
             await asyncio.wait_for(died.wait(), _DEATH_SECONDS)
         except TimeoutError:
             raise HelexaError(
-                f"the engine still runs {_DEATH_SECONDS:.0f} s after rank {ranks - 1} was killed"
+                f"the engine still runs {_DEATH_SECONDS:.0f} s after one of its processes was killed; "
+                "do not use tensor_parallel here"
             ) from None
         seconds = time.monotonic() - begin
         await stream.aclose()
@@ -186,5 +189,6 @@ async def _kill_rank(path: Path, options: EngineOptions, ranks: int) -> float:
         await client.close()
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, _DEATH_SECONDS)
     if alive:
-        raise HelexaError(f"processes of the engine still run: {', '.join(str(process.pid) for process in alive)}")
+        pids = " ".join(str(process.pid) for process in alive)
+        raise HelexaError(f"processes of the engine still run; kill them with `kill -9 {pids}`")
     return seconds

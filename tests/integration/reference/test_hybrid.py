@@ -210,7 +210,7 @@ def test_nemotron_configuration_as_released_is_equivalent_to_that_of_transformer
     ("settings", "error"),
     [
         ({"layers_block_type": None}, "layers_block_type"),
-        ({"layers_block_type": [LINEAR, "moe", "mlp", "mlp", LINEAR, "moe"]}, "must contain attention"),
+        ({"layers_block_type": [LINEAR, "moe", "mlp", "mlp", LINEAR, "moe"]}, "'layers_block_type' has attention"),
         ({"layers_block_type": [LINEAR, "moe", FULL, "rnn", LINEAR, "moe"]}, "'rnn'"),
         ({"layers_block_type": None, "hybrid_override_pattern": "M?*-ME"}, "configuration is invalid"),
         ({"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
@@ -218,7 +218,7 @@ def test_nemotron_configuration_as_released_is_equivalent_to_that_of_transformer
         ({"moe_latent_size": -1}, "moe_latent_size"),
         ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
         ({"n_groups": 3}, "4 Mamba-2 heads cannot share 3 groups"),
-        ({"ssm_state_size": 1 << 22}, "make a state of"),
+        ({"ssm_state_size": 1 << 22}, "needs a recurrent state of"),
     ],
 )
 def test_unsupported_nemotron_setting_is_named_in_the_error(
@@ -231,7 +231,7 @@ def test_unsupported_nemotron_setting_is_named_in_the_error(
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"layer_types": ["mamba"] * 4}, "must contain attention"),
+        ({"layer_types": ["mamba"] * 4}, "'layer_types' has attention"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"time_step_limit": [0.01, 0.1]}, "time_step_limit"),

@@ -23,7 +23,7 @@ Mask = NDArray[np.uint8]  # Allowed tokens, one bit per token id: bit t % 8 of b
 
 _ROW_SECONDS = 0.02  # CPU seconds allowed per checked row, because all sequences of a step wait for the check
 _MOST_SECONDS = 0.5  # a sequence whose checks exceed the allowed CPU time by this much ends with an error
-_NO_TOKEN = "leaves no token of the model's vocabulary"
+_NO_TOKEN = "allows no token of the model's vocabulary at this point; change the grammar"
 
 
 class _Vocabulary:

@@ -147,7 +147,7 @@ class Steps:
                 # The unused blocks of the allocator may be too fragmented for the next step.
                 tensors.cuda.empty_cache()
             next_step, self._ahead = self._ahead, None
-            message = f"the step failed: {type(error).__name__}"
+            message = f"an engine step failed: {type(error).__name__}; see the node's log"
             return self._scheduler.isolate(plan, message, None if next_step is None else next_step.plan)
         # A step that was launched ahead starts on the device when the previous step ends.
         start_time, self._read = max(step.begun, self._read), time.perf_counter()
@@ -165,7 +165,7 @@ class Steps:
             probe_sequence = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
             parts = self._scheduler.pages.parts(probe_sequence.pages[-1])
             if not self._runner.computes_finite_logits(parts, probe_sequence.slot):
-                raise ArithmeticError("the device computes no finite numbers any more")
+                raise ArithmeticError("the device computes only NaN or infinity, even for a single token")
         if self._draft is not None:
             self._draft.keep(plan, outcome.kept, step.tail, self._scheduler.planner.gate)
         outputs = self._scheduler.commit(
@@ -173,7 +173,11 @@ class Steps:
         )
         if pages := self._scheduler.committer.take_pages_to_clear():
             self._runner.clear(pages)
-            _log.error("logits or vectors are not finite rows=%d step_rows=%d", finite.count(False), len(finite))
+            _log.error(
+                "model computed NaN or infinity rows=%d step_rows=%d; another dtype may help",
+                finite.count(False),
+                len(finite),
+            )
         return outputs
 
 
@@ -277,7 +281,7 @@ class Engine:
                 scheduler.check_idle()
         except Exception as error:
             _log.exception("engine process ends")
-            self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
+            self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}; see the node's log"))
             raise SystemExit(1) from error
         self._report(outputs)
         return True
@@ -336,7 +340,7 @@ class Engine:
             self._grammars.begin(sequence)
         # As many sequences may wait for their grammar as for a step.
         else:
-            overloaded = GrammarFailure(f"overloaded: {len(self._grammars)} requests are waiting already")
+            overloaded = GrammarFailure(f"overloaded: {len(self._grammars)} requests already wait; try again later")
             self._add(sequence, overloaded, outputs)
 
     def _pixels_of(self, message: Generate) -> list[Float32]:

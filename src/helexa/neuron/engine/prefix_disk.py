@@ -264,7 +264,9 @@ class PrefixDisk:
         segments = sorted(_sizes(root))
         total = sum(bytes_ for _, bytes_, _ in segments)
         if size > self._limit_bytes:
-            raise OSError(f"the limit of {self._limit_bytes >> 20} MiB is too small for one segment")
+            raise OSError(
+                f"prefix_disk_mb is {self._limit_bytes >> 20}, too small for one file of {-(-size >> 20)} MiB"
+            )
         # Other programs fill the disk: even without any segment, too little space would be free.
         if shutil.disk_usage(root).free + total < size + _RESERVED_BYTES:
             raise OSError("the disk is nearly full")

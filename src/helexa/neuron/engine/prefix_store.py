@@ -197,7 +197,9 @@ class PrefixStore:
         if self._held:
             heartbeat.beat()  # a slow disk is no hang of the engine
             if time.monotonic() - self._heard > _SILENT_SECS:
-                _log.warning("disk of saved prompts silent seconds=%d; they are computed again", _SILENT_SECS)
+                _log.warning(
+                    "disk with saved prompts does not respond seconds=%d; the prompts are computed again", _SILENT_SECS
+                )
                 self._silent = True
                 ready += [self._release(sequence) for sequence in list(self._held.values())]
         self._save(limit)
@@ -429,7 +431,9 @@ def open_store(
         return None
     largest = max([*runner.page_parts, *runner.window_parts, *runner.state_parts])
     if not runner.computes_alone and largest > MAX_FRAME_BYTES // 2:  # the other ranks send their parts in frames
-        _log.warning("prompts not saved to disk largest_mb=%d; a page or state is too large", largest >> 20)
+        _log.warning(
+            "prompts not saved to disk largest_mb=%d; this model needs too much cache memory per token", largest >> 20
+        )
         return None
     prompt_bytes = most_together(options.prefix_disk_mb << 20)
     return PrefixStore(partial(_disk, model, options, runner), memory, pages, states, runner, prompt_bytes)

@@ -285,7 +285,10 @@ class RemoteStages:
             while message is None:
                 message = self._receive(stage)
             if not isinstance(message, kind):
-                raise StageError(f"host {stage} of the group sent {type(message).__name__} instead of {kind.__name__}")
+                raise StageError(
+                    f"host {stage} of the group sent {type(message).__name__}, expected {kind.__name__}; "
+                    "install the same helexa version on all hosts"
+                )
             replies.append(message)
         return replies
 

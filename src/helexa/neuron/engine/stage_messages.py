@@ -103,7 +103,9 @@ def receive_hidden(channel: Channel, rows: int, width: int) -> Tensor:
     while True:
         piece = channel.receive_bytes()
         if len(piece) != min(len(data) - filled, _PIECE_BYTES):
-            raise ChannelError(f"the other stage sent {len(piece)} bytes of hidden states at {filled} of {len(data)}")
+            raise ChannelError(
+                f"the other host sent {filled + len(piece)} bytes of hidden states, expected {len(data)}"
+            )
         data[filled : filled + len(piece)] = piece
         filled += len(piece)
         if filled == len(data):

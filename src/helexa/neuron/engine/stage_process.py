@@ -207,7 +207,7 @@ def _failure(error: Exception) -> StageFailed:
         return StageFailed("model_file", str(error))
     if isinstance(error, tensors.TorchRequired):  # raised by a layer, after native kernels got memory
         advice = 'set kernels = "torch" on all hosts, which need torch then'
-        return StageFailed("model_file", f"the native kernels do not compute it ({error}); {advice}")
+        return StageFailed("model_file", f"the native kernels do not support this model ({error}); {advice}")
     if isinstance(error, DoesNotFitError):
         return StageFailed("does_not_fit", str(error))
     if isinstance(error, DeviceError):

@@ -87,7 +87,8 @@ class MemoryGrants:
             raise
         if granted.pages < least_pages:
             raise DoesNotFitError(
-                f"memory is free for {granted.pages} KV pages instead of {least_pages}; unload another model",
+                f"the free memory holds a KV cache of {granted.pages * request.page_size} tokens, but at least "
+                f"{least_pages * request.page_size} are needed; unload another model",
                 required_mb=(granted.total + (least_pages - granted.pages) * request.page) >> 20,
                 free_mb=available >> 20,
                 permanent=False,
@@ -99,7 +100,8 @@ class MemoryGrants:
         positions = granted.pages * request.page_size
         if positions < min(request.context, request.pages * request.page_size):
             log.warning(
-                "context is shorter, because memory is short context=%d requested=%d", positions, request.context
+                "context is shorter, because memory is short context=%d requested=%d; unload other models for more",
+                *(positions, request.context),
             )
         return granted
 

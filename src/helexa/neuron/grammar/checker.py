@@ -70,7 +70,7 @@ class GrammarChecker:
             encoded = grammar.encode()
         except UnicodeEncodeError:
             raise ApiError(
-                400, "invalid_grammar", f"{param}: contains half of a surrogate pair; remove it", param=param
+                400, "invalid_grammar", f"{param}: contains an unpaired UTF-16 surrogate; remove it", param=param
             ) from None
         if len(encoded) > MAX_BYTES:
             raise ApiError(

@@ -298,10 +298,10 @@ def _moved(schema: Any, place: str) -> Any:
 def _writable(tool: CallableTool, names: Iterable[str]) -> list[str]:
     """Return the names of `names` that are valid parameter names in a call."""
     if tool.strict and not tool.is_plain:
-        raise _unsupported(tool, "its schema must be an object's with 'properties'")
+        raise _unsupported(tool, "its parameters must be a schema with 'type': 'object' and 'properties'")
     written = [name for name in names if is_name(name)]
     if missing := sorted(tool.required.intersection(names).difference(written)):
-        raise _unsupported(tool, f"its parameter '{missing[0][:100]}' cannot be written")
+        raise _unsupported(tool, f"its parameter '{missing[0][:100]}' has a name that cannot be written")
     return written
 
 

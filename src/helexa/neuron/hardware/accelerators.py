@@ -131,7 +131,7 @@ def _find() -> Accelerators:
         nvml_indexes = _visible_indexes(nvml)
         cuda, driver = nvml.nvmlSystemGetCudaDriverVersion_v2(), nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError as error:
-        log.warning("accelerators not listed error=%s", quoted(error))
+        log.warning("accelerators not listed error=%s; nvidia-smi shows their state", quoted(error))
         return Accelerators(unavailable=str(error))
     devices: list[Device] = []
     lost = None
@@ -175,7 +175,7 @@ def device_links() -> list[DeviceLink]:
             with suppress(nvml.NVMLError):  # the driver has lost the device
                 handles[index] = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
     except nvml.NVMLError as error:
-        log.warning("accelerators not listed error=%s", quoted(error))
+        log.warning("accelerators not listed error=%s; nvidia-smi shows their state", quoted(error))
     return links_between(nvml, handles)
 
 

@@ -52,8 +52,8 @@ class GatedDeltaNet:
         self.state_bytes = ops.state_bytes(sizes)
         if self.state_bytes > _LARGEST_STATE:
             raise UnsupportedModelError(
-                f"{heads} heads of {key_dim} by {value_dim} make a state of {self.state_bytes} bytes, "
-                f"over the limit of {_LARGEST_STATE}"
+                f"linear attention with {heads} heads of {key_dim} x {value_dim} numbers needs a recurrent state of "
+                f"{self.state_bytes} bytes, over the limit of {_LARGEST_STATE}"
             )
         mixed_width = 2 * key_heads * key_dim + heads * value_dim  # rows of the queries, keys and values of all ranks
         mixed = (

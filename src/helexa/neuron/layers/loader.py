@@ -128,8 +128,8 @@ class Loader:
         shares = Shares.split(total, self.ranks, self.ops.ranks.rank, LANES)
         if not all(map(len, shares.ranges)):
             raise ModelFileError(
-                f"{total} outputs in blocks of {LANES} cannot be divided among {self.ranks} ranks",
-                advice="use fewer ranks",
+                f"a weight matrix has {total} rows, too few for {self.ranks} ranks with at least {LANES} rows each",
+                advice="set a smaller tensor_parallel",
             )
         return shares
 

@@ -106,6 +106,6 @@ def _check(sizes: ScanSizes) -> None:
     require_window(sizes.kernel)
     if sizes.state_bytes > _LARGEST_STATE:
         raise UnsupportedModelError(
-            f"{sizes.heads} heads of {sizes.state_dim} by {sizes.head_dim} make a state of {sizes.state_bytes} bytes, "
-            f"over the limit of {_LARGEST_STATE}"
+            f"Mamba-2 with {sizes.heads} heads of {sizes.state_dim} x {sizes.head_dim} numbers needs a recurrent state "
+            f"of {sizes.state_bytes} bytes, over the limit of {_LARGEST_STATE}"
         )

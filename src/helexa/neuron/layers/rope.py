@@ -24,7 +24,7 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     scaling = {**current, **older}
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise UnsupportedModelError(
-            f"config: 'rope_parameters' of {', '.join(scaling)}, expected the same for all layers"
+            f"config: 'rope_parameters' has separate settings for {', '.join(scaling)}, expected one for all layers"
         )
     return {
         **scaling,
@@ -73,7 +73,10 @@ class Rope:
         rope_type = settings["rope_type"]
         rope_dim = head_dim if rope_type == "proportional" else rotated
         if rope_dim < 2 or rope_dim % 2 or rope_dim > head_dim:
-            raise ModelFileError(f"config: 'partial_rotary_factor' rotates {rope_dim} of {head_dim} numbers of a head")
+            raise ModelFileError(
+                f"config: 'partial_rotary_factor' rotates {rope_dim} numbers of each head, expected an even number "
+                f"from 2 to {head_dim}"
+            )
         # In float64, because an error of a frequency grows with the position.
         frequencies = theta ** -(tensors.arange(0, rope_dim, 2, dtype=tensors.float64) / rope_dim)
         self._factor = 1.0
@@ -95,7 +98,9 @@ class Rope:
             )
         if factors is not None:
             if factors.shape != frequencies.shape:
-                raise ModelFileError(f"{len(factors)} rope factors for {len(frequencies)} frequencies")
+                raise ModelFileError(
+                    f"the tensor of rope factors has {len(factors)} numbers, expected {len(frequencies)}"
+                )
             frequencies /= factors.cpu().double()  # MPS has no float64
         self.rotated = rope_dim  # R, the number of rotated numbers of each head
         self._ops = ops

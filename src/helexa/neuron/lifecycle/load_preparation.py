@@ -149,7 +149,7 @@ def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
         name = quant_named(quant)
         if has_more_bits(quant):
             log.warning(
-                "quant replaced model=%s quant=%s loaded_as=%s; safetensors have no smaller format",
+                "weights are larger than requested model=%s quant=%s loaded_as=%s; a smaller quant needs a GGUF file",
                 quoted(model_id),
                 quant,
                 name,
@@ -157,7 +157,7 @@ def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
         return name
     if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
         log.warning(
-            "quant not applied model=%s path=%s quant=%s; it applies only to safetensors",
+            "quant not applied model=%s path=%s quant=%s; GGUF files are loaded as they are",
             quoted(model_id),
             quoted(path),
             quant,

@@ -195,7 +195,8 @@ class Registry:
             raise self._unknown(model_id)
         if resident.status == "poisoned":
             raise service_unavailable(
-                f"model '{model_id}' is quarantined: {resident.reason}; load it again", retry_after=60
+                f"model '{model_id}' is quarantined after repeated crashes: {resident.reason}; load it again",
+                retry_after=60,
             )
         if resident.status not in ("loaded", "sleeping"):
             raise service_unavailable(f"model '{model_id}' is {resident.status}; retry in 2 s", retry_after=2)

@@ -241,7 +241,7 @@ class EagleHead(DraftHead, Llama):
             require_shape("d2t", tuple(offsets.shape), (own,))
             self.targets = np.arange(own) + offsets.cpu().numpy().astype(np.int64)
             if not 0 <= self.targets.min() <= self.targets.max() < total or len(np.unique(self.targets)) < own:
-                raise ModelFileError(f"tensor d2t does not name {own} of {total} tokens")
+                raise ModelFileError(f"tensor d2t must map {own} draft tokens to different tokens below {total}")
         if "lm_head.weight" not in self.loader and self.targets is None:
             return super().read_head()
         embedding = Embedding(self.loader.ops, None, self.loader.shares(own))  # only its number of tokens is used

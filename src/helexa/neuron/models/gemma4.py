@@ -287,7 +287,7 @@ class ParallelExperts:
         hidden, count = settings.hidden, settings.positive("num_experts")
         top_k = settings.positive("top_k_experts")
         if top_k > count:
-            raise ModelFileError(f"config: 'top_k_experts' is {top_k}, there are {count} experts")
+            raise ModelFileError(f"config: 'top_k_experts' is {top_k}, but there are only {count} experts")
         self._after_mlp = norm(f"{prefix}.post_feedforward_layernorm_1")
         self._before, self._after = (norm(f"{prefix}.{name}_feedforward_layernorm_2") for name in ("pre", "post"))
         # The factor 1 / sqrt(H) of the router's input is part of the weight of its norm.

@@ -200,7 +200,7 @@ class GraniteMoeHybrid(GraniteMoe):
         """
         super().prepare()
         if "full_attention" not in self.layer_types:
-            raise ModelFileError("config: 'layer_types' must contain attention")
+            raise ModelFileError("config: no layer in 'layer_types' has attention, expected at least one")
         self._require_stated_biases("mamba_conv_bias", _CONV_BIAS)
         self._require_stated_biases("mamba_proj_bias", _PROJECTION_BIAS)
 

@@ -99,7 +99,7 @@ class NemotronH(WithDeepSeekExperts):
         """
         super().prepare()
         if "full_attention" not in self.layer_types:
-            raise ModelFileError("config: 'layers_block_type' must contain attention")
+            raise ModelFileError("config: no layer in 'layers_block_type' has attention, expected at least one")
 
     def ropes(self) -> dict[str, Rope]:
         """Return a rotary embedding that rotates nothing, for all layers."""

@@ -63,7 +63,8 @@ class Settings:
         self.served_context = self.positive(SERVED_CONTEXT, self.context)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise UnsupportedModelError(
-                f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads are not supported"
+                f"config: the number of attention heads, {self.heads}, must be a multiple of the KV heads, "
+                f"{self.kv_heads}, and the width of a head, {self.head_dim}, must be even"
             )
 
     @property

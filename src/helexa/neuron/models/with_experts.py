@@ -155,5 +155,5 @@ def expert_counts(settings: Settings) -> tuple[int, int]:
     key = "moe_k" if "moe_k" in settings.config else "num_experts_per_tok"
     top_k = settings.positive(key)
     if top_k > experts:
-        raise ModelFileError(f"config: '{key}' is {top_k}, there are {experts} experts")
+        raise ModelFileError(f"config: '{key}' is {top_k}, but there are only {experts} experts")
     return experts, top_k

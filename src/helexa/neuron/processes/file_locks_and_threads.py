@@ -43,7 +43,8 @@ class FileThreads:
 
         if self._running >= self._limit:
             raise service_unavailable(
-                f"{self._limit} loads already read files; check that the file systems of the models respond",
+                f"{self._limit} model loads are still reading files; retry in {_RETRY_AFTER_SECONDS} s, "
+                "or check that the disks of the models respond",
                 _RETRY_AFTER_SECONDS,
             )
         loop = asyncio.get_running_loop()

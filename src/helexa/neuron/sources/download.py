@@ -170,7 +170,7 @@ class Transfer:
                 if size is not None and self._done + len(chunk) > size:
                     self._restart()
                     raise ContentError(
-                        f"cannot be used: {response.where} sends more of {self._file.name} than announced: "
+                        f"cannot be used: {response.where} sends more bytes of {self._file.name} than it announced: "
                         "check the endpoint"
                     )
                 try:

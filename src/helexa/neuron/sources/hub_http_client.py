@@ -250,7 +250,8 @@ def _redirect_target(url: str, location: str) -> str:
         target = ""
     schemes = ("https:",) if url.startswith("https:") else ("https:", "http:")
     if not location or not origin(target).startswith(schemes):
-        raise WebError(origin(url), "redirects to an address that is not followed: check the endpoint", transient=False)
+        problem = f"redirects to an address that is not {' or '.join(schemes).replace(':', '')}: check the endpoint"
+        raise WebError(origin(url), problem, transient=False)
     return target
 
 

@@ -168,7 +168,7 @@ class Hub:
 
 
 def _serve_cached(path: Path, failure: SourceError) -> Path:
-    log.warning("cached version is used path=%s error=%s", quoted(path), quoted(failure))
+    log.warning("model not updated path=%s error=%s; the cached version is used", quoted(path), quoted(failure))
     return path
 
 

@@ -83,7 +83,9 @@ def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy:
         if (size if current is None else current) == token_id:
             backend.add_tokens([token])
         else:
-            _log.warning("token not added token=%r id=%d next_id=%d", token.content, token_id, size)
+            _log.warning(
+                "token of the model files ignored token=%r id=%d expected_id=%d", token.content, token_id, size
+            )
 
 
 def _decoder_tokens(stated: dict[str, Any]) -> dict[int, AddedToken]:

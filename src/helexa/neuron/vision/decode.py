@@ -86,7 +86,7 @@ def check_bytes(data: bytes, limits: ImageLimits) -> None:
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
     width, height = size
     if width < 1 or height < 1:
-        raise ImageError(f"the image has {width} x {height} pixels; send another image")
+        raise ImageError(f"the image is empty: it has {width} x {height} pixels; send another image")
     if width * height > limits.max_pixels:
         raise ImageError(
             f"the image has {width} x {height} pixels, and the limit is {limits.max_pixels} pixels; shrink it"

@@ -203,8 +203,8 @@ def _idefics3(
     side = tile // patch_size // scale_factor
     if side * scale_factor * patch_size > tile or side < 1 or tile // patch_size % scale_factor:
         raise ModelFileError(
-            f"preprocessor: tiles of {tile} pixels do not divide into {scale_factor} x {scale_factor} patches of "
-            f"{patch_size} pixels"
+            f"preprocessor: 'max_image_size' (or the model's 'image_size') is {tile}, expected a multiple of "
+            f"{scale_factor * patch_size}"
         )
     split = preprocessor.get("do_image_splitting")
     return msgspec.convert(

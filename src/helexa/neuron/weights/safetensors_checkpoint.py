@@ -48,7 +48,7 @@ def _text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> d
     for name in names:
         plain = _plain_name(name)
         if plain in stored_names:
-            raise ModelFileError(f"tensors {stored_names[plain]} and {name} are the same in the text model")
+            raise ModelFileError(f"tensors {stored_names[plain]} and {name} are both named {plain} in the text model")
         layer = None if plain is None else _LAYER.match(plain)
         if plain is not None and (layer is None or int(layer[1]) not in drafting):
             stored_names[plain] = name

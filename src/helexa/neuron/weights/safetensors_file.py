@@ -169,7 +169,7 @@ def _tensor(file: TensorFile, name: str, fields: Any, data: int) -> FileTensor:
     if not name.isprintable():
         raise ModelFileError(f"{file.path.name}: tensor name {name!r} is not printable")
     if not isinstance(fields, dict):
-        raise ModelFileError(f"{file.path.name}: tensor {name} is not described by an object")
+        raise ModelFileError(f"{file.path.name}: the header entry of tensor {name} is not a JSON object")
     dtype_name = _DTYPES.get(str(fields.get("dtype")))
     if dtype_name is None:
         raise UnsupportedModelError(

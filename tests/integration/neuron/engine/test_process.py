@@ -135,7 +135,7 @@ async def test_prompt_larger_than_the_cache_is_rejected(smollm2_gguf: Path):
         capacity = client.ready.kv_pages * PAGE
         (output,) = await outputs_of(stream_of(client, 1, prompt_tokens=capacity + 1))
         assert output.finish == "error"
-        assert "KV pages" in (output.error or "")
+        assert "needs more than the KV cache" in (output.error or "")
         assert count(await outputs_of(stream_of(client, 2000))) == capacity - len(FRANCE)
         await until_idle(client)
 
@@ -155,7 +155,7 @@ async def test_embeddings_run_beside_generation_and_can_be_canceled(client: Engi
     assert (expected.error, again.error, salted.error) == (None, None, None)
     too_long = await client.embed([7] * (client.ready.context_length + 1))
     assert (too_long.vector, too_long.retry) == ([], False)
-    assert "KV pages" in (too_long.error or "")
+    assert "needs more than the KV cache" in (too_long.error or "")
     await until_idle(client)
     assert client.open_streams == 0
 

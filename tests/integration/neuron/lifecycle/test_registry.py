@@ -182,7 +182,9 @@ async def test_loading_with_more_bits_than_requested_logs_a_warning(
     registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture, requested: str, warned: bool
 ) -> None:
     await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": requested}))
-    warnings = [record.getMessage() for record in caplog.records if "no smaller format" in record.getMessage()]
+    warnings = [
+        record.getMessage() for record in caplog.records if "weights are larger than requested" in record.getMessage()
+    ]
     assert len(warnings) == warned
     assert all(f"quant={requested} loaded_as=q4k" in warning for warning in warnings)
 
@@ -445,7 +447,7 @@ async def test_repeated_crashes_quarantine_the_model_until_a_load(registry: Regi
     assert "3 restarts within 600 s failed" in (info.servable.detail or "")
     assert "the device caught fire" in (info.servable.detail or "")
     assert [(failed.model_id, failed.error) for failed in registry.poisoned()] == [("org/tiny", info.servable.detail)]
-    with pytest.raises(ApiError, match=r"is quarantined: 3 restarts .* caught fire") as refused:
+    with pytest.raises(ApiError, match=r"is quarantined after repeated crashes: 3 restarts .* caught fire") as refused:
         registry.get("org/tiny")
     assert (refused.value.status, refused.value.retry_after) == (503, 60)
     await registry.load(spec_of(path))

@@ -194,7 +194,7 @@ async def test_too_many_concurrent_grammar_checks_are_rejected(checker: GrammarC
 
 
 async def test_lone_surrogate_in_a_grammar_is_rejected(checker: GrammarChecker):
-    assert "half of a surrogate pair" in str(await rejection(checker, for_choice(["\ud800"])))
+    assert "an unpaired UTF-16 surrogate" in str(await rejection(checker, for_choice(["\ud800"])))
 
 
 async def test_verdict_of_a_grammar_check_is_cached(checker: GrammarChecker):

@@ -197,7 +197,7 @@ def test_projections_stored_grouped_by_key_head_give_the_same_output(tensors: di
 def test_gated_delta_layer_with_invalid_shapes_is_rejected(tensors: dict[str, Weight]) -> None:
     with pytest.raises(ModelFileError, match="7 value heads cannot share 2 key heads"):
         built(tensors, heads=7)
-    with pytest.raises(ModelFileError, match="make a state of"):
+    with pytest.raises(ModelFileError, match="needs a recurrent state of"):
         built(tensors, key_dim=1 << 20)
     with pytest.raises(ModelFileError, match="in_proj_qkv"):
         built(tensors, key_dim=KEY + 1)

@@ -144,5 +144,5 @@ def test_input_shares_of_ranks_are_whole_blocks_of_the_quantization_at_load(
 
 def test_number_of_inputs_that_ranks_cannot_share_is_rejected() -> None:
     loader, _, _ = loader_of(0, 3, 32)
-    with pytest.raises(ModelFileError, match="32 outputs in blocks of 16 cannot be divided among 3 ranks"):
+    with pytest.raises(ModelFileError, match="32 rows, too few for 3 ranks with at least 16 rows each"):
         loader.input_shares(f"{NAME}.weight", 32)

@@ -27,7 +27,7 @@ from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
         (
             Fault(status=302, headers=(("Location", "file:///etc/passwd"),)),
             "repo_refused",
-            "{url}, which redirects to an address that is not followed",
+            "{url}, which redirects to an address that is not https or http",
         ),
     ],
     ids=["401", "gated", "404", "429", "wrong-hash", "wrong-size", "redirect"],

@@ -128,5 +128,5 @@ def test_text_config_that_is_not_an_object_is_rejected(inner: object, tmp_path: 
 
 def test_two_tensors_with_the_same_plain_name_are_rejected(tmp_path: Path) -> None:
     names = ["language_model.lm_head.weight", "lm_head.weight"]
-    with pytest.raises(ModelFileError, match=r"lm_head\.weight and .*lm_head\.weight are the same"):
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight and .*lm_head\.weight are both named"):
         open_checkpoint(write(tmp_path, names, NESTED))

@@ -154,7 +154,7 @@ BAD_FILES = {
     "endless digits": (file_of(b'{"a":' + b"9" * 10_000 + b"}"), "not valid JSON"),
     "list": (file_of([]), "not a JSON object"),
     "twice": (file_of(b'{"a": 1, "a": 2}'), "a key appears twice"),
-    "entry": (file_of({"a": 3}), "tensor a is not described by an object"),
+    "entry": (file_of({"a": 3}), "the header entry of tensor a is not a JSON object"),
     "name": (file_of({"a\nb": entry()}), "is not printable"),
     "dtype": (file_of({"a": entry(dtype="F4")}), "unsupported dtype 'F4' in tensor a"),
     "dtype list": (file_of({"a": entry(dtype=["F32"] * 99)}), "unsupported dtype"),

@@ -198,7 +198,7 @@ def test_mmproj_file_without_deepstack_layers_is_read_as_qwen3_5(
         ({"vision__block_count": None}, r"key clip\.vision\.block_count is missing"),
         ({"vision__patch_size": 0}, r"key clip\.vision\.patch_size is not one whole number"),
         ({"vision__image_mean": None}, r"key clip\.vision\.image_mean is not a list of numbers"),
-        ({"vision__is_deepstack_layers": [True]}, r"is_deepstack_layers is not a list of a boolean for each of 2"),
+        ({"vision__is_deepstack_layers": [True]}, r"is_deepstack_layers must be a list of 2 booleans"),
     ],
 )
 def test_invalid_mmproj_file_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ class Runner:
             for processes in self._others:
                 error = processes.captured() or error
             if error is not None:
-                _log.warning("steps not captured as graphs error=%s; steps are slower", quoted(error))
+                _log.warning("graph capture failed error=%s; answers are slower", quoted(error))
                 self.forget_graphs()
                 return
 

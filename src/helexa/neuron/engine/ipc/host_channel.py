@@ -124,11 +124,11 @@ class Channel:
         length, mac = _HEADER.unpack(_exactly(self._connection, _HEADER.size))
         # The MAC can be checked only after the body is read, so the length of the body is not trusted yet.
         if length > MAX_FRAME_BYTES:
-            raise ChannelError(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            raise ChannelError(f"a message of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
         body = _exactly(self._connection, length)
         # The MAC covers the direction, so that an attacker cannot send the frames of this end back to this end.
         if not hmac.compare_digest(mac, self._mac(not self._connected, self._received, body)):
-            raise ChannelError("a frame has a wrong authentication code")
+            raise ChannelError("received data that was not sent by the other host, or was changed on the way")
         self._received += 1
         return body
 

@@ -56,7 +56,8 @@ def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
         reason = str(error)
     if not tensors.torch_is_installed():
         raise ModelFileError(
-            f"{name}: the native kernels do not compute it ({reason}), and {not_installed('torch', 'gpu')}", advice=""
+            f"{name}: the native kernels do not support this model ({reason}), and {not_installed('torch', 'gpu')}",
+            advice="",
         )
     _log.info("model is loaded with torch reason=%s", quoted(reason))
     gc.collect()  # the errors of the failed load refer to tensors

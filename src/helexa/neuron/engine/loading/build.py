@@ -207,7 +207,8 @@ def _quant_policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, o
     policy = QuantPolicy(quant, layers)
     if policy.quant and not ops.quantized:
         _log.warning(
-            "weights are rounded, but not smaller quant=%s dtype=%s kernels=%s", policy.quant, ops.dtype, ops.name
+            "quantized weights save no memory with these kernels quant=%s dtype=%s kernels=%s; leave quant out",
+            *(policy.quant, ops.dtype, ops.name),
         )
     return policy
 
@@ -232,7 +233,8 @@ def build_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tu
     with Build(Path(message.model), options, message.rank) as build:
         if build.ops.name != message.kernels:
             raise ModelFileError(
-                f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}", advice="load the model again"
+                f"this rank computes with the kernels {build.ops.name}, but rank 0 with {message.kernels}",
+                advice="load the model again",
             )
         if message.layers is not None:
             build.stage = Stage(range(message.layers.start, message.layers.stop))

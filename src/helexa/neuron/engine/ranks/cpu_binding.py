@@ -51,7 +51,12 @@ def bind(options: EngineOptions, rank: int) -> None:
                 os.sched_setaffinity(int(thread.name), cpus)
     except OSError as error:
         # Without the binding, the rank works, but reads the memory of other NUMA nodes.
-        _log.warning("could not bind rank=%d cpus=%s error=%s", rank, cpu_list(cpus), quoted(error))
+        _log.warning(
+            "rank not bound to its CPUs rank=%d cpus=%s error=%s; answers may be slower",
+            rank,
+            cpu_list(cpus),
+            quoted(error),
+        )
         return
     nodes = [str(node.number) for node in numa_nodes(cpus)]
     _log.info("bound rank=%d numa_node=%s cpus=%s", rank, ",".join(nodes), cpu_list(cpus))

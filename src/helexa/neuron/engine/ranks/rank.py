@@ -100,7 +100,9 @@ class Rank:
     def _run(self, runner: Runner, message: RunStep) -> None:
         # A rank that computes another step than rank 0 would wait for it forever, or exchange wrong results.
         if message.number != self._steps or message.digest != digest_of(message.data):
-            raise ValueError(f"step {message.number} arrived damaged or instead of step {self._steps}")
+            raise ValueError(
+                f"received step {message.number}, expected an undamaged step {self._steps}; load the model again"
+            )
         self._steps += 1
         runner.follow(decode_input(message.data))
 

@@ -253,7 +253,10 @@ class RankProcesses:
         replies: list[Reply] = []
         for rank, reply in sorted(self._replies.items()):
             if not isinstance(reply, kind):
-                raise RankError(f"the process of rank {rank} sent {type(reply).__name__} instead of {kind.__name__}")
+                raise RankError(
+                    f"the process of rank {rank} sent {type(reply).__name__}, expected {kind.__name__}; "
+                    "load the model again"
+                )
             replies.append(reply)
         self._replies.clear()
         return replies

@@ -170,7 +170,9 @@ class Committer:
         """End a sequence with an error because its results are NaN or infinite."""
         # No later prompt may start from its pages and snapshots.
         self._to_clear += self._queues.discard(sequence)
-        return sequence.failure("the logits of this request are not finite; load the model with another dtype")
+        return sequence.failure(
+            "the logits of this request are not finite (NaN or infinity); load the model with another dtype"
+        )
 
     def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
         """End an embedding request with its `vector`."""

@@ -101,14 +101,15 @@ class Scheduler:
     def check(self, sequence: Sequence) -> TokenOutput | None:
         """Prepare a new sequence for `enqueue`; return the error output if it is rejected."""
         if len(self.queues.waiting) >= self.options.max_waiting:
-            return sequence.failure(f"overloaded: {len(self.queues.waiting)} requests are waiting already")
+            return sequence.failure(f"overloaded: {len(self.queues.waiting)} requests already wait; try again later")
         if not sequence.tokens:
             return sequence.failure("the prompt has no tokens; send some text")
         # The prompt and one output token. Without the page of this token, the sequence could never go on.
         needed = self.pages.pages_for(len(sequence.tokens) + 1)
         if needed > self.pages.total:
             return sequence.failure(
-                f"the prompt needs {needed} KV pages, the cache has {self.pages.total}; shorten the prompt"
+                f"the prompt has {len(sequence.tokens)} tokens, and with an answer needs more than the KV cache "
+                f"of {self.pages.total * self.pages.page_size} tokens; shorten the prompt"
             )
         if len(sequence.tokens) > self._most_tokens:
             return sequence.failure(

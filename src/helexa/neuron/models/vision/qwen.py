@@ -163,7 +163,10 @@ class Qwen25VlTower(QwenTower):
         self._window = settings.positive("window_size") // self.merge // self.patch_size
         full = settings.config.get("fullatt_block_indexes")
         if self._window < 1 or not isinstance(full, list):
-            raise ModelFileError("config: 'window_size' or 'fullatt_block_indexes' is invalid")
+            raise ModelFileError(
+                f"config: 'window_size' must be at least {self.merge * self.patch_size}, "
+                "and 'fullatt_block_indexes' must be a list"
+            )
         self._full_layers = frozenset(full)
         norm = loader.rms_norm("merger.ln_q", hidden, EPS)
         self._merger = PatchMerger(loader, norm, "merger.mlp.0", "merger.mlp.2", hidden=hidden, patches=self.merge**2)

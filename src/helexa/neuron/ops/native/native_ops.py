@@ -156,7 +156,7 @@ class NativeOps(Ops):
     def head_linear(self, matrices: Sequence[PackedMatrix]) -> HeadLinearOp:
         # The operator uses the kernels for experts, which require one format for all matrices.
         if len({matrix.number for matrix in matrices}) > 1:
-            raise ModelFileError("the matrices of the heads have different formats")
+            raise ModelFileError("the weights of attention heads have different quantization formats, expected one")
         self.step_bytes += sum(matrix.data.nbytes for matrix in matrices)
         return NativeHeadLinear(self._launcher, matrices)
 

@@ -96,7 +96,9 @@ class PackedStore(MatrixStore):
         except FileNotFoundError:
             pass
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            _log.warning("packed weights not used path=%s error=%s", quoted(self._path), quoted(error))
+            _log.warning(
+                "packed weights not used path=%s error=%s; loading takes longer", quoted(self._path), quoted(error)
+            )
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
         """Return the matrix `name`; None without a matrix of this name and shape."""
@@ -176,7 +178,11 @@ class PackedStore(MatrixStore):
             else:
                 unfinished.replace(self._path)
         except OSError as error:
-            _log.warning("packed weights not saved path=%s error=%s", quoted(self._path), quoted(error))
+            _log.warning(
+                "packed weights not saved path=%s error=%s; the next load takes as long",
+                quoted(self._path),
+                quoted(error),
+            )
             unfinished.unlink(missing_ok=True)
 
     def _free_space(self, size: int) -> None:

@@ -274,7 +274,7 @@ class GpuOps(Ops):
         # The tokens of an image attend to the whole image, which the Triton kernels do not support.
         if batch.attention_ends is not None and not kind.causal:
             if self._in_bytes(dim):
-                raise RuntimeError("images of this model need a KV cache of 16 bits (kv_dtype)")
+                raise RuntimeError("images of this model need a KV cache of 16 bits; set kv_dtype = 'unquantized'")
             return self._torch.attend(queries, cache, batch, kind)
         if dim <= attention.widest(self.gpu) and not (self.copies_pages and attention.has_long(batch, rows)):
             return attention.attend(queries, cache, batch, kind, self.gpu)

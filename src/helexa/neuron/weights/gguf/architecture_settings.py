@@ -18,7 +18,9 @@ def _dense(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if metadata.integer("expert_count", 0, least=0):
-        raise metadata.unsupported("expert_count", "makes it a mixture of experts, which is not supported here")
+        raise metadata.unsupported(
+            "expert_count", "is not 0: a mixture of experts of this architecture is not supported"
+        )
     window = _window(metadata)
     return {"model_type": "mistral", **window} if window else {}  # a sliding window is the only difference from llama
 
@@ -183,7 +185,7 @@ def _gemma4(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     wide = shared > 0 and widths[-1] == 2 * widths[0]
     if widths != [widths[0]] * (layers - shared) + [widths[-1]] * shared or widths[-1] != widths[0] * (1 + wide):
         raise metadata.error(
-            "feed_forward_length", f"is not one number, or twice this number in the last {shared} layers"
+            "feed_forward_length", f"must be the same in all layers, or twice as large in the last {shared} layers"
         )
     if not metadata.has_tensor("rope_freqs.weight"):
         raise metadata.error("rope.dimension_count", "needs the tensor rope_freqs.weight, which is missing")
@@ -223,7 +225,9 @@ def _gemma4(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 def _shared_layers(metadata: Metadata, layers: int) -> int:
     shared = metadata.integer("attention.shared_kv_layers", 0, least=0)
     if shared >= layers:
-        raise metadata.error("attention.shared_kv_layers", f"is {shared}, of {layers} layers")
+        raise metadata.error(
+            "attention.shared_kv_layers", f"is {shared}, expected less than the number of layers, {layers}"
+        )
     return shared
 
 

@@ -104,7 +104,7 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     if blocks > len(tensors):
         raise metadata.error("block_count", f"is larger than the file's {len(tensors)} tensors can fill")
     if predict_layers >= blocks:
-        raise metadata.error("nextn_predict_layers", f"leaves none of {blocks} layers")
+        raise metadata.error("nextn_predict_layers", f"is {predict_layers}, expected less than block_count, {blocks}")
     hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = hidden // heads
     if "attention.key_length" in metadata:
@@ -166,7 +166,7 @@ def _kv_heads(metadata: Metadata, blocks: int, heads: int) -> int:
         return metadata.integer(key, heads)
     numbers = {number for number in metadata.integers(key, blocks, heads) if number}
     if len(numbers) != 1:
-        raise metadata.error(key, f"has {len(numbers)} numbers other than 0, expected the same in all attention layers")
+        raise metadata.error(key, f"must be the same number in all attention layers, but has {len(numbers)} different")
     return numbers.pop()
 
 

@@ -53,7 +53,9 @@ def _scale(metadata: Metadata, key: str) -> float:
 def glm4_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of GLM 4.5 that `deepseek_experts` does not return."""
     if metadata.integer("expert_gating_func", 0, least=0) not in (0, _SIGMOID):
-        raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
+        raise metadata.unsupported(
+            "expert_gating_func", f"must be {_SIGMOID} (sigmoid), other functions are not supported"
+        )
     return {"use_qk_norm": metadata.has_tensor("blk.0.attn_q_norm.weight")}
 
 
@@ -81,7 +83,9 @@ def olmoe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of experts of MiniMax-M2, whose scores are sigmoids."""
     if metadata.integer("expert_gating_func") != _SIGMOID:
-        raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
+        raise metadata.unsupported(
+            "expert_gating_func", f"must be {_SIGMOID} (sigmoid), other functions are not supported"
+        )
     return {
         "intermediate_size": metadata.integer("expert_feed_forward_length"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -96,7 +100,9 @@ def deepseek2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     suffix = "_mla" if "attention.key_length_mla" in metadata else ""
     key, value = (metadata.integer(f"attention.{kind}_length{suffix}") for kind in ("key", "value"))
     if key <= rotated:
-        raise metadata.error(f"attention.key_length{suffix}", f"is {key}, of which {rotated} numbers are rotated")
+        raise metadata.error(
+            f"attention.key_length{suffix}", f"is {key}, expected more than rope.dimension_count, {rotated}"
+        )
     rope = {**config["rope_parameters"], "partial_rotary_factor": 1.0}
     if metadata.is_set("rope.scaling.yarn_log_multiplier"):
         # The converter writes a tenth of `mscale_all_dim`. The file does not contain `mscale`, which has the same value
@@ -193,7 +199,7 @@ def nemotron_h(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     kv_heads = metadata.integers("attention.head_count_kv", layers, config["num_key_value_heads"])
     widths, mlp = metadata.integers("feed_forward_length", layers), "moe" if "expert_count" in metadata else "mlp"
     if len({*widths} - {0}) > 1:
-        raise metadata.unsupported("feed_forward_length", "has several numbers other than 0, which is not supported")
+        raise metadata.unsupported("feed_forward_length", "must be the same number in all layers where it is not 0")
     types = [
         "full_attention" if kv else mlp if width else "linear_attention"
         for kv, width in zip(kv_heads, widths, strict=True)
@@ -228,7 +234,9 @@ def nemotron_h_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, A
 
 def _require_sigmoid(metadata: Metadata) -> None:
     if metadata.integer("expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
+        raise metadata.unsupported(
+            "expert_gating_func", f"must be {_SIGMOID} (sigmoid), other functions are not supported"
+        )
 
 
 def _head_width(metadata: Metadata, heads: int) -> int:

@@ -87,7 +87,7 @@ class Metadata:
         if not isinstance(value, list | StringArray):
             return None
         if len(value) < layers or not all(type(flag) in (bool, int) for flag in value):
-            raise self.error(key, f"is not a list of a boolean for each of {layers} layers")
+            raise self.error(key, f"must be a list of {layers} booleans, one per layer")
         return [bool(flag) for flag in value[:layers]]
 
     def layer_types(self, marked: str, key: str, layers: int, every: int) -> list[str]:

@@ -120,7 +120,7 @@ def test_rejected_request_gets_the_reason() -> None:
     rejection = scheduler.add(sequence(1, 8))
     assert rejection is not None
     assert rejection.finish == "error"
-    assert "needs 3 KV pages, the cache has 2" in str(rejection.error)
+    assert "needs more than the KV cache of 8 tokens" in str(rejection.error)
     assert scheduler.add(sequence(2, 3)) is None
     rejection = scheduler.add(sequence(3, 3))
     assert rejection is not None
