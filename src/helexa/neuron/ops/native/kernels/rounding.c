@@ -188,17 +188,18 @@ INLINE void round_row(block *panel, const float *from, int64_t groups, int64_t r
 }
 #endif
 
-/* Round rows to blocks, in the order of panels (see blocks.h). */
+/* Round rows to blocks, in the order of panels (see blocks.h). An item is a panel: two threads that round rows of one
+ * panel would write to the same cache lines. */
 KERNEL(quantize, item) {
-    block *out = (block *)a->out;
     int64_t rows = a->rows, columns = a->columns, gate = a->gate, groups = columns / GROUP;
-    if (item < 0) return (rows + 3) / 4;
-    for (int64_t row = item * 4; row < rows && row < item * 4 + 4; row++) {
-        int64_t start = panel_start(row, rows), together = rows_of_panel(start, rows);
-        const float *from = a->x + row * columns * (gate ? 2 : 1);
+    const int amx = has_amx_panels(rows);
+    if (item < 0) return amx ? (rows + AMX_ROWS - 1) / AMX_ROWS : panel_count(rows);
+    int64_t start = item * (amx ? AMX_ROWS : PANEL_ROWS), together = rows_of_panel(start, rows);
+    block *panel = (block *)a->out + start * groups;
+    for (int64_t r = 0; r < together; r++) {
+        const float *from = a->x + (start + r) * columns * (gate ? 2 : 1);
 #define ROUND(GATE) \
-    if (gate == GATE) \
-        round_row(out + start * groups, from, groups, together, row - start, has_amx_panels(rows), GATE, a->x_bits);
+    if (gate == GATE) round_row(panel, from, groups, together, r, amx, GATE, a->x_bits);
         ROUND(0) ROUND(SILU) ROUND(GELU_TANH)
     }
     return 0;
