@@ -159,6 +159,17 @@ def test_doctor_reports_invalid_default_models_as_faults(hub: FakeHub, tmp_path:
     assert reported[2][1] == "org/new is not downloaded yet; it will be downloaded from huggingface:org/new at start"
 
 
+def test_doctor_reports_a_configured_hub_without_an_endpoint_as_a_fault(hub: FakeHub) -> None:
+    reported = results(
+        NEURON_HARNESS__TORCH__SOURCES__MIRROR__AUTH_ENV="MIRROR_TOKEN",
+        NEURON_DEFAULT_MODELS='[{model_id = "mirror:org/m"}, {model_id = "nowhere:org/m"}]',
+    )
+    problem = "the model hub 'mirror' has no endpoint; set [harness.torch.sources.mirror] endpoint to the hub's URL"
+    assert reported["hub"][1] == ("fault", problem)
+    assert problem in reported["models"][0][1]
+    assert "unknown source 'nowhere', known: file, huggingface, pypi; " in reported["models"][1][1]
+
+
 def test_doctor_reports_an_unreadable_path_as_a_fault_and_continues(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 100)
     (result,) = look_at_folder(folder, "models")

@@ -290,7 +290,7 @@ def configured_hub(config: "NodeOptions | NeuronConfig", scheme: str) -> Hub:
     """Return the hub that `config` defines for source ids with the scheme `scheme`.
 
     Raises:
-        SourceError: the scheme is unknown. `kind` is `invalid_source`.
+        SourceError: the scheme is unknown, or the hub has no endpoint. `kind` is `invalid_source`.
     """
     harness, timeout = config.harness.torch, config.downloads.stall_secs
     configured = harness.sources.get(scheme)
@@ -300,12 +300,14 @@ def configured_hub(config: "NodeOptions | NeuronConfig", scheme: str) -> Hub:
         cache = expanded(folder) if folder else default_cache()
         return Hub(scheme, configured.endpoint, configured.auth_env or "HF_TOKEN", cache, timeout)
     if configured is None or configured.endpoint is None:
-        known = ", ".join(sorted({"file", "pypi", DEFAULT_SCHEME, *harness.sources}))
-        raise SourceError(
-            f"unknown source '{scheme}'; known: {known}; set [harness.torch.sources.{scheme}] endpoint",
-            kind="invalid_source",
-            model_id=scheme,
-        )
+        setting = f"[harness.torch.sources.{scheme}] endpoint"
+        if configured is not None:
+            problem = f"the model hub '{scheme}' has no endpoint; set {setting} to the hub's URL"
+        else:
+            hubs = (name for name, options in harness.sources.items() if options.endpoint is not None)
+            known = ", ".join(sorted({"file", "pypi", DEFAULT_SCHEME, *hubs}))
+            problem = f"unknown source '{scheme}', known: {known}; to use a model hub of this name, set {setting}"
+        raise SourceError(problem, kind="invalid_source", model_id=scheme)
     # Different hubs may have different repositories of the same name, so each hub has a separate cache.
     cache = expanded(configured.cache_dir) if configured.cache_dir else cache_root(config.cache.dir) / scheme
     return Hub(scheme, configured.endpoint, configured.auth_env, cache, timeout)
