@@ -232,7 +232,7 @@ class _Output:
     def writer(self) -> Iterator[int]:
         """Yield the pipe's write end, to start a child process with it.
 
-        Afterwards, close it in this process.
+        After the context, the write end is closed in this process.
         """
         try:
             yield self._writer
@@ -298,7 +298,10 @@ def _read(path: Path, line: int | None, limit: int | None) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise HostError(f"{path} is not UTF-8 text (byte {error.start}); look at it with a command") from error
+        raise HostError(
+            f"{path} is not UTF-8 text: the byte at offset {error.start} is invalid; read it with a shell command such "
+            "as `iconv` or `od -c`"
+        ) from error
     if line is None and limit is None:
         return text
     start = (line or 1) - 1

@@ -406,7 +406,8 @@ def test_gateway_also_listens_at_ollamas_port_with_option_ollama(tmp_path, host,
         (["--api-key", "geheimnis-ü"], "--api-key must be printable ASCII without blanks"),
         (
             ["--api-key", "long-enough", "--insecure"],
-            "--insecure contradicts --api-key, --api-key-file and HELEXA_UP_API_KEY; leave out one of them",
+            "--insecure starts the gateway without a key, but --api-key, --api-key-file or HELEXA_UP_API_KEY "
+            "sets a key; leave out --insecure or the key",
         ),
         (
             ["--api-key", "long-enough", "--api-key-file", "k"],

@@ -171,8 +171,10 @@ def test_experts_stored_as_mxfp4_blocks_match_transformers(tmp_path: Path) -> No
         (MINIMAX_M2, {"scoring_func": "softmax"}, "scoring_func"),
         (MINIMAX_M2, {"attn_type_list": [1, 0, 1]}, "attn_type_list"),
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv"),
-        (GLM4_MOE, {"n_group": 3}, "n_group"),
-        (GLM4_MOE, {"topk_group": 1}, "topk_group"),  # two experts, of which three are chosen
+        (GLM4_MOE, {"n_group": 3}, "'n_group' is 3, expected a divisor of the number of experts, 8"),
+        (GLM4_MOE, {"n_group": 8}, "'n_group' is 8, so a group has 1 of 8 experts, expected at least 2"),
+        (GLM4_MOE, {"topk_group": 5}, "'topk_group' is 5, expected at most 'n_group', 4"),
+        (GLM4_MOE, {"topk_group": 1}, "'topk_group' is 1, so a token can use 2 experts, expected at least the 3"),
         (GLM4_MOE, {"scoring_func": "softmax"}, "scoring_func"),
         (GLM4_MOE, {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
     ],

@@ -264,7 +264,9 @@ def test_output_head_stored_beside_a_tied_embedding_is_accepted(tmp_path: Path) 
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported"),
         ({"rope_scaling": "linear"}, "'rope_scaling' is 'linear', expected an object"),
-        ({"rms_norm_eps": "1e-5"}, "'rms_norm_eps' is '1e-5', expected a small positive number"),
+        ({"rms_norm_eps": "1e-5"}, "'rms_norm_eps' is '1e-5', expected a number above 0 and below 1"),
+        ({"num_key_value_heads": 3}, "attention heads is 2, expected a multiple of the number of KV heads, 3"),
+        ({"head_dim": 7}, "the width of a head is 7, expected an even number"),
     ],
 )
 def test_setting_that_changes_the_computation_is_rejected(config: dict[str, Any], problem: str, tmp_path: Path) -> None:

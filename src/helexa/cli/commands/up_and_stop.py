@@ -112,7 +112,9 @@ def up(
     key = configured_key(api_key, api_key_file, os.environ)
     if insecure and key is not None:
         raise CommandError(
-            "--insecure contradicts --api-key, --api-key-file and HELEXA_UP_API_KEY; leave out one of them", USAGE
+            "--insecure starts the gateway without a key, but --api-key, --api-key-file or HELEXA_UP_API_KEY "
+            "sets a key; leave out --insecure or the key",
+            USAGE,
         )
     if importlib.util.find_spec("tokenizers") is None:
         raise CommandError(not_installed("tokenizers", "neuron"))

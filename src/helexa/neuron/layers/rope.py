@@ -18,13 +18,14 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         ModelFileError: the configuration has separate rotary settings for each type of layer, or settings that are not
             an object.
     """
-    # Older configurations have `rope_scaling` and top-level keys. If a configuration has both, the keys of
-    # `rope_scaling` take precedence.
+    # Older configurations have the object `rope_scaling`, and keys such as `rope_theta` at the top level. Current ones
+    # have the object `rope_parameters`. If both objects exist, the keys of `rope_scaling` take precedence.
     older, current = (_object(config, key) for key in ("rope_scaling", "rope_parameters"))
     scaling = {**current, **older}
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise UnsupportedModelError(
-            f"config: 'rope_parameters' has separate settings for {', '.join(scaling)}, expected one for all layers"
+            f"config: the rotary settings are separate for types of layers ({', '.join(scaling)}), expected the same "
+            "settings for all layers"
         )
     return {
         **scaling,
@@ -183,7 +184,7 @@ def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: i
     if not low < high:
         raise ModelFileError(f"config: 'high_freq_factor' is {high}, not above 'low_freq_factor', {low}")
     rotations = _trained(settings, trained_context) * frequencies / (2 * math.pi)
-    # Low frequencies are divided by `factor`, high ones stay, and those in between are interpolated.
+    # Low frequencies are divided by `factor`, high frequencies stay, and frequencies in between are interpolated.
     blend = ((rotations - low) / (high - low)).clamp(0, 1)
     return frequencies * (blend + (1 - blend) / factor)
 
@@ -202,7 +203,7 @@ def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], traine
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
-    # Low frequencies are divided by `factor`, high ones stay, and those in between are interpolated.
+    # Low frequencies are divided by `factor`, high frequencies stay, and frequencies in between are interpolated.
     interpolation = ((tensors.arange(half, dtype=tensors.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
     # The factor on cos and sin increases attention scores, because long contexts otherwise flatten the softmax.
     attention = settings.get("attention_factor")

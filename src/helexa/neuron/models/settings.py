@@ -61,11 +61,13 @@ class Settings:
             config, _extended_context(config, self.positive("max_position_embeddings", 2048))
         )
         self.served_context = self.positive(SERVED_CONTEXT, self.context)
-        if self.heads % self.kv_heads or self.head_dim % 2:
+        if self.heads % self.kv_heads:
             raise UnsupportedModelError(
-                f"config: the number of attention heads, {self.heads}, must be a multiple of the KV heads, "
-                f"{self.kv_heads}, and the width of a head, {self.head_dim}, must be even"
+                f"config: the number of attention heads is {self.heads}, expected a multiple of the number of KV "
+                f"heads, {self.kv_heads}"
             )
+        if self.head_dim % 2:
+            raise UnsupportedModelError(f"config: the width of a head is {self.head_dim}, expected an even number")
 
     @property
     def intermediate(self) -> int:
@@ -104,7 +106,7 @@ class Settings:
         """
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-            raise ModelFileError(f"config: '{key}' is {str(value)[:40]!r}, expected a small positive number")
+            raise ModelFileError(f"config: '{key}' is {str(value)[:40]!r}, expected a number above 0 and below 1")
         return float(value)
 
     def soft_cap(self, key: str) -> float | None:

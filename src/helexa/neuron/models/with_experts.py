@@ -40,7 +40,7 @@ class WithExperts(Llama):
 
     def has_experts(self, index: int) -> bool:
         """Return whether layer `index` has a mixture of experts instead of a dense MLP."""
-        # The setting lists dense layers. Of the others, every `decoder_sparse_step`-th has experts.
+        # The setting lists dense layers. Of the other layers, every `decoder_sparse_step`-th has experts.
         dense = self.settings.config.get("mlp_only_layers") or []
         return index not in dense and (index + 1) % self.settings.positive("decoder_sparse_step", 1) == 0
 
@@ -69,8 +69,8 @@ class WithExperts(Llama):
 class WithDeepSeekExperts(WithExperts):
     """Experts as in DeepSeek-V3 (2024), after dense first layers.
 
-    The sigmoid of each score is the expert's value. A trained bias of each expert and its group count for the choice
-    only.
+    An expert's value is the sigmoid of its score. The trained bias of an expert, and the groups of experts, influence
+    only the choice of experts, not their values.
     """
 
     defaults: ClassVar = {
@@ -112,19 +112,28 @@ class WithDeepSeekExperts(WithExperts):
         """Return the restriction to `topk_group` of `n_group` groups; None without groups.
 
         Args:
-            summed: number of a group's best experts, whose ranks add up to the rank of the group.
+            summed: how many of a group's best experts rate the group: the sum of their ranks is the rank of the group.
 
         Raises:
-            ModelFileError: the experts do not divide into the groups, or the best groups have too few experts.
+            ModelFileError: `n_group` does not divide the number of experts, a group has fewer than `summed` experts,
+                `topk_group` is larger than `n_group`, or the best groups together have fewer than `top_k` experts.
         """
         groups, best = self.settings.positive("n_group", 1), self.settings.positive("topk_group", 1)
         if groups == 1:
             return None
         size = count // groups
-        if count % groups or size < summed or best > groups or best * size < top_k:
+        if count % groups:
+            raise ModelFileError(f"config: 'n_group' is {groups}, expected a divisor of the number of experts, {count}")
+        if size < summed:
             raise ModelFileError(
-                f"config: 'n_group' is {groups} and 'topk_group' is {best}, which does not fit the choice of {top_k} "
-                f"of {count} experts"
+                f"config: 'n_group' is {groups}, so a group has {size} of {count} experts, expected at least {summed}"
+            )
+        if best > groups:
+            raise ModelFileError(f"config: 'topk_group' is {best}, expected at most 'n_group', {groups}")
+        if best * size < top_k:
+            raise ModelFileError(
+                f"config: 'topk_group' is {best}, so a token can use {best * size} experts, expected at least the "
+                f"{top_k} experts of a token"
             )
         return BestGroups(groups, best, summed)
 

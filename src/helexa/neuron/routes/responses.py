@@ -224,7 +224,7 @@ class ResponseProjector:
             case Failed(error):
                 return self._writer.failure(error)
             case _:
-                raise AssertionError(f"a response has one answer, not {type(event).__name__}")
+                raise AssertionError(f"the stream of a response cannot contain the event {type(event).__name__}")
 
     def take(self, event: InferenceEvent) -> None:
         """Record the content of `event` that the response body must contain."""

@@ -79,7 +79,7 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
         with open_model_file(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > max_bytes:
-                raise ModelFileError(f"{path.name}: larger than {max_bytes >> 20} MiB")
+                raise ModelFileError(f"{path.name}: the file is larger than the limit of {max_bytes >> 20} MiB")
             return parse_json(stream.read(size), path)
     except OSError as error:
         raise ModelFileError(

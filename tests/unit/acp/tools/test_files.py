@@ -85,7 +85,7 @@ async def test_read_file_rejects_files_that_are_neither_text_nor_image(workplace
     (workplace.folder / "latin.txt").write_bytes(b"\xe4\n")
     os.mkfifo(workplace.folder / "pipe")
     assert "NUL" in await workplace.failure("read_file", path="zero.bin")
-    assert "not UTF-8 text (byte 0)" in await workplace.failure("read_file", path="latin.txt")
+    assert "not UTF-8 text: the byte at offset 0 is invalid; " in await workplace.failure("read_file", path="latin.txt")
     assert "is not a file" in await workplace.failure("read_file", path="pipe")
     assert "no such file" in await workplace.failure("read_file", path="absent.txt")
     assert "list_dir" in await workplace.failure("read_file", path=".")

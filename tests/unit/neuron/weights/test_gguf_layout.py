@@ -185,4 +185,7 @@ def test_gguf_types_that_need_more_memory_than_in_the_file_are_logged_once(
     path = write_gguf("qwen3moe", tensors, expert_keys)
     with caplog.at_level("WARNING"), GgufCheckpoint(path):
         pass
-    assert caplog.messages == [f"weights take more memory than in the file path={path} type=TQ1_0 times=1.5"]
+    assert caplog.messages == [
+        f"weights of a GGUF type take more memory than in the file path={path} type=TQ1_0 times=1.5; "
+        "if memory is short, use a file of another type"
+    ]

@@ -245,7 +245,7 @@ def test_oversized_header_or_config_is_rejected_without_reading_it(folder: Path)
         SafetensorsCheckpoint(folder)
     with (folder / "config.json").open("wb") as file:
         file.truncate(1 << 30)
-    with pytest.raises(ModelFileError, match=r"^config\.json: larger than 4 MiB; "):
+    with pytest.raises(ModelFileError, match=r"^config\.json: the file is larger than the limit of 4 MiB; "):
         SafetensorsCheckpoint(folder)
 
 

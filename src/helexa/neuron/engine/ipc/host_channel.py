@@ -101,7 +101,7 @@ class Channel:
             self._connection.sendall(header)
             self._connection.sendall(body)
         except OSError as error:
-            raise ChannelError(f"the connection failed: {error.strerror or error}") from None
+            raise ChannelError(f"could not send to the other host: {error.strerror or error}") from None
 
     def receive(self, kind: type[T] | Any) -> T:
         """Wait for the next message of type `kind`, which may be a union, and return it.
@@ -257,7 +257,7 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
         try:
             count = connection.recv_into(view)
         except OSError as error:
-            raise ChannelError(f"the connection failed: {error.strerror or error}") from None
+            raise ChannelError(f"could not receive from the other host: {error.strerror or error}") from None
         # An empty read means the end of the stream.
         if not count:
             raise ChannelError("the other host closed the connection")

@@ -219,7 +219,8 @@ class GgufCheckpoint:
             factor = growth(kind)
             if factor > _WARNING_GROWTH:
                 _log.warning(
-                    "weights take more memory than in the file path=%s type=%s times=%.1f",
+                    "weights of a GGUF type take more memory than in the file path=%s type=%s times=%.1f; "
+                    "if memory is short, use a file of another type",
                     quoted(self._file.path),
                     kind.name,
                     factor,
