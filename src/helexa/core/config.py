@@ -4,8 +4,8 @@ An environment variable `PREFIX_A__B` overrides key `b` of table `a`. Its value 
 as plain text. An unknown key in the file is an error, and the message names the most similar known key. Unknown
 environment variables are ignored.
 
-The configuration files of the first helexa (in Rust) start today's servers. A server logs one warning that lists the
-settings in its file and environment that have another name now, or no effect (`FormerSetting`).
+Today's servers accept the configuration files of the first helexa, which was written in Rust. In a single warning, a
+server then logs the settings that have another name now and those that have no effect (`FormerSetting`).
 """
 
 import difflib

@@ -79,7 +79,7 @@ class Discovery(Record):
     # Name of an accelerator that uses main memory, such as Apple's GPU, or None. This accelerator is not listed in
     # `devices`.
     unified_accelerator: str | None = None
-    # The accelerators that engines can use. Engines number the accelerators in the same way.
+    # The accelerators that engines can use. The index of an accelerator is its number in engines, too.
     devices: list[Device] = Field(default_factory=list[Device])
     numa_nodes: list[NumaNode] | None = None  # the NUMA nodes whose CPUs engines may use, or None if there is only one
     # Largest number of ranks for which a gateway may ask in a load request. None for nodes that do not report it.
@@ -114,7 +114,10 @@ class FailedLoad(Record):
 
 
 class Activation(Record):
-    """In a node's report: progress of its start, which loads configured models."""
+    """In a node's report: progress of the loads at its start.
+
+    At its start, a node loads the models that are listed as `default_models` in its configuration.
+    """
 
     state: Literal["pre_warming", "ready"] = "ready"
     pending: list[str] = Field(default_factory=list[str])
@@ -149,10 +152,10 @@ class ModelLoad(Record):
             overwritten, and a later prompt with the same prefix can use this content.
         prompt_tokens_total: number of prompt tokens since the model was loaded.
         cached_prompt_tokens_total: number of prompt tokens found in the prefix cache since the model was loaded.
-        cached_prompts_total: number of prompts whose beginning was found in the prefix cache since then.
-        disk_prompt_tokens_total, disk_prompts_total: numbers of these tokens and prompts whose KV pages were read from
+        cached_prompts_total: number of prompts since the load whose beginning was found in the prefix cache.
+        disk_prompt_tokens_total, disk_prompts_total: parts of the two numbers above whose KV pages were read from
             disk.
-        disk_read_bytes_total, disk_read_ms_total: bytes and duration in milliseconds of these reads.
+        disk_read_bytes_total, disk_read_ms_total: bytes that were read from disk, and duration of the reads in ms.
         memory_prefixes, disk_prefixes: names that gateways gave to beginnings of prompts, and whose prompts are cached
             in memory or only on disk.
         saved_prompts_mb: size in MiB of the prompts on disk that the model can read.
@@ -160,7 +163,7 @@ class ModelLoad(Record):
         reused_images_total: number of images whose embeddings were found in the cache of the encoder.
         ngram_drafts_total, accepted_ngram_drafts_total: number of drafts (predicted tokens) by n-gram lookup that were
             verified since the model was loaded, and how many were accepted.
-        model_drafts_total, accepted_model_drafts_total: the same numbers of the draft model.
+        model_drafts_total, accepted_model_drafts_total: the same numbers for drafts of the draft model.
         draft_gain: speed of recent decode steps divided by their estimated speed without the draft model; 0 without a
             draft model.
         tok_s_prefill, tok_s_decode: recent speed of prefill and decode, in tokens per second.

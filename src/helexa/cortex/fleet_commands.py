@@ -1,4 +1,7 @@
-"""`cortex status`, `explain`, `cordon`, `uncordon`, `drain`, `top`: ask a gateway."""
+"""Commands `cortex status`, `explain`, `cordon`, `uncordon`, `drain` and `top`.
+
+The commands send requests to the API of a running gateway.
+"""
 
 import json
 import os

@@ -79,14 +79,17 @@ class ModelLocation:
 
     @property
     def has_engine_settings(self) -> bool:
-        """Whether the caller chose a setting of a private engine."""
+        """Whether the caller chose a setting that only private engines have.
+
+        A private engine is an engine that this library starts for itself.
+        """
         return bool(self.device or self.dtype or self.quant or self.context_length is not None)
 
 
 class Targets:
     """The servers and private engines that this process uses.
 
-    They are connected or started at first use.
+    A server is connected, and a private engine is started, at its first use.
 
     All methods must be called in the same event loop.
     """

@@ -213,7 +213,7 @@ def test_timings_in_the_format_of_llama_cpp_are_used() -> None:
     assert measures.prefill_tps == exactly(200)
 
 
-def test_without_usage_chunks_are_counted_as_tokens_and_the_count_is_marked_as_estimated() -> None:
+def test_without_usage_each_chunk_counts_as_one_token_and_the_count_is_marked_as_estimated() -> None:
     _, measures = record_and_measures(
         Step(0.5, [delta_chunk("a")]), Step(0.1, [delta_chunk("b"), finish_chunk(), DONE])
     )

@@ -3,8 +3,8 @@
 Guarded files (`is_guarded`) run code later, when the user opens the folder, commits, or starts a shell. The agent
 always asks before it writes a guarded file, even if the user allowed all edits.
 
-The agent reads files with secrets (`is_secret`) only after a question, because it sends what it reads to the endpoint
-of the model. All names in this module are in lower case, because some file systems ignore case.
+The agent reads files with secrets (`is_secret`) only if the user allows it, because it sends their contents to the
+endpoint of the model. All names in this module are in lower case, because some file systems ignore case.
 """
 
 import os
@@ -69,9 +69,9 @@ _FILES_IF_NEW = frozenset(  # users run these files by habit; guarded only if ne
 
 
 def is_guarded(path: PurePath, *, new: bool = False) -> bool:
-    """Return whether a program may run or follow the file at `path`.
+    """Return whether a program may later run the file at `path`, or obey its text.
 
-    `new`: the file does not exist yet. A new `Makefile` runs at the user's next `make`.
+    `new` is True if the file does not exist yet: a new `Makefile` would run at the user's next `make`.
     """
     parts = [part.lower() for part in path.parts]
     if not parts:
@@ -100,9 +100,11 @@ _EXAMPLES = re.compile(r".*[.-](example|sample|template|dist|defaults?|pub)")
 
 
 def is_secret(path: PurePath) -> bool:
-    """Return whether a file usually contains secrets, unlike examples and public keys.
+    """Return whether the file at `path` usually contains secrets.
 
-    `path` is relative to a session's folder: otherwise all files of a session in `~/.docker/a` would have secrets.
+    The result is False for examples, such as `.env.example`, and for public keys, such as `id_rsa.pub`. `path` must be
+    relative to the session's folder. With an absolute path, the result would be True for all files of a session in
+    `~/.docker/a`.
     """
     parts = [part.lower() for part in path.parts]
     if not parts or _EXAMPLES.fullmatch(parts[-1]):

@@ -192,7 +192,10 @@ def _reason(error: Exception) -> str:
 
 
 class Reader:
-    """The database, opened for reading. Only one thread at a time may use it."""
+    """The database, opened for reading. Only one thread at a time may use it.
+
+    Each row of the table `run` is one sample.
+    """
 
     def __init__(self, path: Path) -> None:
         self._connection = _open_reader(path)
@@ -239,11 +242,11 @@ class Reader:
         return self._rows(ConfigurationRow, "SELECT * FROM latest_cell ORDER BY target_id, model_id, scenario_id")
 
     def run_count(self) -> int:
-        """Return the number of stored samples."""
+        """Return the number of all samples in the database."""
         return self._connection.execute("SELECT count(*) FROM run").fetchone()[0]
 
     def run(self, run_id: int) -> RunRow | None:
-        """Return the sample with this id, or None if no sample has the id."""
+        """Return the sample with the id `run_id`, or None if there is none."""
         rows = self._rows(RunRow, f"SELECT {_RUN_SELECT} FROM {_RUN_FROM} WHERE run.id = ?", (run_id,))
         return rows[0] if rows else None
 

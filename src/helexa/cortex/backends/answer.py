@@ -222,7 +222,7 @@ class NativeResponses:
         response: the backend's response.
         first_chunk: the first bytes of its body.
         streamed: True if the client requests a stream.
-        names: original names of functions by their short names in the request to the backend.
+        names: original names of the functions whose names the gateway shortened for the backend, by the short name.
     """
 
     def __init__(self, response: NodeResponse, first_chunk: bytes, *, streamed: bool, names: Mapping[str, str]) -> None:
@@ -234,7 +234,8 @@ class NativeResponses:
         self._first_chunk: bytes | None = first_chunk.removeprefix(BYTE_ORDER_MARK)
         self._streamed = streamed
         self._names = names
-        self._line = bytearray()  # the beginning of a line in which a short name may be incomplete
+        # the beginning of an incomplete line, held back because it may end within a shortened name (see `names`)
+        self._line = bytearray()
         self._tail = b""
         self._error: bytes | None = None  # beginning of an error without a type; all bytes before it were returned
         self._has_last_event = False

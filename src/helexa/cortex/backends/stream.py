@@ -69,7 +69,7 @@ class BackendStream:
                     break
                 if self._at_start:
                     self._at_start, line = False, line.removeprefix(BYTE_ORDER_MARK)
-                out.extend(self._read_line(line))  # adds the events one by one, so that those before an error are kept
+                out.extend(self._read_line(line))  # one by one, so that the events before an error are kept
             if self._lines.partial_bytes + self._data_bytes > MAX_EVENT_BYTES:
                 raise malformed(f"an event is over the limit of {MAX_EVENT_BYTES} bytes")
         except ApiError as error:
@@ -217,7 +217,11 @@ class _Origin:
 
 @dataclass
 class _LastChunk:
-    """A chunk with one choice. Its finish reason is set when the chunk is released."""
+    """A chunk with one choice, which may be the last chunk of the choice.
+
+    If the backend sent a finish reason, the chunk is held back, because the last finish reason and the token counts are
+    known only at the end of the stream. `released` then sets the finish reason.
+    """
 
     chunk: Json
     origin: _Origin | None

@@ -174,7 +174,7 @@ class Console:
 
 
 async def get_session(request: Request) -> Response:
-    """`GET /api/session`: respond with account, key and CSRF token of the console."""
+    """`GET /api/session`: respond with the account, API key id and CSRF token."""
     # A request without a valid key gets the reason, but no error status, so that a page can offer to sign in.
     console: Console = request.app.state.console
     headers = request.scope["headers"]

@@ -88,7 +88,7 @@ class Fleet:
         self.reconfigured.set()
 
     def serve_local(self, serves_local: bool) -> None:
-        """Set whether the gateway loads models on demand that are on the disks of nodes."""
+        """Set whether requests may name unloaded models on nodes' disks, to load them."""
         self.serves_local = serves_local
         self._changed()
 

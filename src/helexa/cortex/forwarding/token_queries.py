@@ -1,4 +1,4 @@
-"""Calls to a node other than generation: prompt counts, and usage of a request."""
+"""Calls to nodes that generate no answer: tokenization, and counts of tokens."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ _MAX_RESPONSE_BYTES = 8 << 20
 
 
 class NodeCalls:
-    """Sends queries about tokens to nodes. The result of a failed query is None."""
+    """Calls nodes to tokenize, or to get token counts. A failed call returns None."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream
@@ -39,8 +39,8 @@ class NodeCalls:
     ) -> tuple[int, bytes] | None:
         """Call an endpoint of a node, and return status and body of the response.
 
-        The result is None if the node does not respond or its response is too long. `identity` are headers with the
-        account id and key id of the request.
+        The result is None if the node does not respond or its response is too long. `identity`: headers with the
+        account id and the key id of the client's request.
         """
         headers = [
             (b"content-type", b"application/json"),
@@ -106,7 +106,7 @@ class NodeCalls:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a node's answer; an empty dict if there is none."""
+    """Return the JSON object in a node's response; {} if it is not a JSON object."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -16,7 +16,9 @@ from helexa.cortex.lifecycle.memory import DevicePool, device_pools
 LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a loaded model to reach the node
 IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted
 
-_SURE = 0.85  # a model does not fit if less than this part of its estimated memory is free
+# An estimate from the files is too high by at most 15 %. If less than this fraction of the estimated memory is free,
+# the model certainly does not fit.
+_SURE = 0.85
 
 _ANY = -(1 << 62)  # MB per device to require if the model's size is unknown: any amount of free memory suffices
 

@@ -145,7 +145,7 @@ class Lifecycle:
         if profile is None or snapshot.needs_mb(model) or model in self._history.estimates_mb:
             return
         if sleeping_profile(snapshot.view, model) is not None:
-            return  # the node on which it sleeps knows its memory need
+            return  # the model sleeps on a node, which knows its memory need
         nodes = [node for node in snapshot.view.nodes if node.healthy and node.local is not None]
         node = next((node for node in nodes if feasible(profile, node)), None)
         if node is None:
@@ -252,7 +252,10 @@ class Lifecycle:
         return LoadReport(loads, failures, self._unload_times(offset))
 
     def _unload_times(self, offset: float) -> dict[Pair, int]:
-        """Return when idle models will be unloaded (Unix seconds)."""
+        """Return when idle models will be unloaded (Unix seconds).
+
+        `offset` is the difference between Unix seconds and the seconds of this gateway's monotonic clock.
+        """
         if not (self._eviction.idle_ttl_secs or self._history.keep_secs):
             return {}
         snapshot = self.snapshot()

@@ -23,7 +23,10 @@ class StillNeededError(Exception):
 
 
 class Drain:
-    """The drain of one model on one node, until it is unloaded or the drain abandoned."""
+    """The drain of one model on one node: it ends when the model is unloaded or kept.
+
+    During a drain, the gateway sends the model no new requests, and waits until the running requests end.
+    """
 
     def __init__(self, drains: "Drains", pair: Pair, megabytes: Megabytes, change: MemoryChange) -> None:
         self._drains = drains
@@ -65,7 +68,7 @@ class Drain:
 
 
 class Drains:
-    """Starts drains, and unloads models from nodes."""
+    """Starts drains of models (see `Drain`), and lets nodes unload the models."""
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Drains:
 
     @contextmanager
     def draining(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
-        """Return a context manager of a `Drain`: the model gets no new requests."""
+        """Return a context manager that starts a `Drain` and ends it on exit."""
         node = self.fleet.node(pair[0])
         memory_change = MemoryChange({})
         drain = Drain(self, pair, megabytes, memory_change)

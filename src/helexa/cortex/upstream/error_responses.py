@@ -1,4 +1,4 @@
-"""Error responses of nodes as `ApiError`: many formats, and stated token limits.
+"""Reads error responses of nodes in many formats, and the token limits in them.
 
 OpenAI's format of errors is `{"error": {"message", "type", "code", "param"}}`. Other formats are:
 
@@ -8,7 +8,7 @@ OpenAI's format of errors is `{"error": {"message", "type", "code", "param"}}`. 
 * `{"title", "detail", "status"}`: problem details of RFC 9457
 * `[{"error": {"message", "status"}}]`: Gemini
 
-A prompt that exceeds the context length has another error code or only another text on each server. Clients that
+For a prompt that exceeds the context length, each server has another error code, or only another text. Clients that
 compact conversations react only to the code `context_length_exceeded`, so all these errors get this code.
 """
 
@@ -156,7 +156,7 @@ def context_limit(error: ApiError) -> int:
 
 
 def context_prompt(error: ApiError) -> int:
-    """Return the prompt tokens that a `context_length_exceeded` error states, or 0."""
+    """Return the prompt length that a `context_length_exceeded` error states, or 0."""
     return _size(error.extras, "prompt_len") or _number(_PROMPT, str(error))
 
 

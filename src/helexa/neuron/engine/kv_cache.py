@@ -178,7 +178,7 @@ class PagePool:
         return page is not None and self._holders[page] > 0
 
     def count_held(self, pages: list[int]) -> int:
-        """Return how many of `pages` have a holder; sharing these does not reduce `free`."""
+        """Return how many of `pages` have a holder. To share them does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def has_window_page(self, page_hash: bytes) -> bool:
@@ -187,9 +187,10 @@ class PagePool:
         return page is not None and self.windows is not None and self.windows.holds(page)
 
     def parts(self, page: int) -> list[int]:
-        """Return the numbers of the parts of a page in the runner's caches.
+        """Return the numbers under which the runner's caches store the parts of a KV page.
 
-        They are the number of the page and, if it has a window page, `total` plus the number of the window page.
+        The first part has the number of the KV page itself. If the KV page has a window page (see `WindowPages`), the
+        second part has the number `total` plus the number of the window page.
         """
         if self.windows is None or not self.windows.holds(page):
             return [page]

@@ -1,12 +1,13 @@
 """Files with KV pages and state snapshots.
 
 A *namespace* is a folder for everything that changes the contents of a page: the model's files, the kernels, the format
-of the KV cache (see `namespace`). It contains append-only *segments*. A segment is a series of records, and a record is
-a page, a window page or a snapshot with its key and a checksum. An engine writes to segments of its own, so
-several engines can use one namespace. The index of the records is in memory, and is rebuilt from the segments when the
-namespace is opened.
+of the KV cache (see `namespace`). It contains append-only *segments*. A segment is a series of records. A record
+contains a page, a window page, a snapshot or a prompt's name, with a key and a checksum. An engine writes to segments
+of its own, so several engines can use one namespace. The index of the records is in memory, and is rebuilt from the
+segments when the namespace is opened.
 
-A record that is incomplete, changed or missing counts as not found, and the engine computes its part of the prompt.
+A record that is incomplete, changed or missing counts as not found. The engine then computes the part of the prompt
+for which it needed the record.
 """
 
 import hashlib
@@ -77,13 +78,14 @@ class _Record(NamedTuple):
 def most_together(limit_bytes: int) -> int:
     """Return how many bytes of newly written records are certain to stay on disk.
 
-    A new segment replaces old segments before it is full, and the first of the records may be at the end of an old one.
+    A new segment replaces old segments before it is full, and the first of the records may be at the end of an old
+    segment.
     """
     return max(limit_bytes - _SEGMENT_BYTES, limit_bytes // 2)
 
 
 class PrefixDisk:
-    """The records on disk of one namespace of prefixes. Thread-safe.
+    """The records of one namespace on disk. Thread-safe.
 
     Args:
         folder: folder of the namespace. Its parent folder contains all namespaces.
@@ -111,7 +113,7 @@ class PrefixDisk:
             with suppress(OSError, struct.error):  # deleted or truncated in the meantime
                 records = _records(segment)
                 self._index.update((key, record) for key, record in records if key != _NO_KEY)
-                # A segment without records is of an engine that was killed, or of one that has just begun the segment.
+                # The engine that began a segment without records was killed, or has only just begun it.
                 if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
                     segment.unlink()
         self.size = sum(record.length for record in self._index.values())
@@ -123,7 +125,10 @@ class PrefixDisk:
         return key in self._index
 
     def names(self) -> dict[str, bytes]:
-        """Return the page hashes of the `NAME` records, by prefix key."""
+        """Return the contents of the newest `NAME` records: page hashes by prefix key.
+
+        A prefix key is a gateway's name of a prompt, here in hexadecimal digits.
+        """
         with self._lock:
             keys = [key for key in self._index if key[:1] == NAME][-_MOST_NAMES:]
         return {key[1:9].hex(): contents for key in keys if (contents := self.read(key)) is not None}
@@ -207,7 +212,7 @@ class PrefixDisk:
                     quoted(error.strerror or error),
                 )
             self._failed = time.monotonic()
-            self.close()  # the last record of the segment may be torn, so no other may follow
+            self.close()  # the last record of the segment may be torn, so no other record may follow
             return None
         if self._failed is not None:
             self._failed = None
@@ -215,7 +220,7 @@ class PrefixDisk:
         return _Record(self._segment, offset, length, checksum)
 
     def clear(self) -> None:
-        """Delete the segments of this namespace. Later records begin a new one."""
+        """Delete the segments of this namespace. Later records begin a new segment."""
         self.close()
         for segment in self._folder.glob(f"*{_NAME}"):
             with suppress(OSError):
@@ -343,7 +348,7 @@ class RecordReader:
 
     Args:
         depth: number of records that may wait in `records`.
-        wants: whether the sequence with an id still waits for records. The thread calls it.
+        wants: returns whether the sequence with an id still waits for records; called in the thread.
         wake: called in the thread after each record.
     """
 

@@ -31,8 +31,8 @@ class WindowPages:
     """Allocates window pages to KV pages.
 
     A sequence that needs the window page of a KV page is a holder of the window page. A window page without a holder
-    stays with its KV page, so that a later sequence can share both. If no window page is empty, `take` takes the least
-    recently used one without a holder.
+    stays with its KV page, so that a later sequence can share both. If no window page is empty, `take` reuses
+    the least recently used window page without a holder.
 
     Args:
         total: number of window pages.
@@ -51,7 +51,8 @@ class WindowPages:
         self._empty = list(range(total - 1, -1, -1))
         self._cached: dict[int, None] = {}  # KV pages whose window page has no holder, the least recently used first
         self._holders = [0] * pages
-        self.present = bytearray(pages)  # 1 for KV pages with a window page; the planner reads many in each step
+        # 1 for each KV page with a window page. A bytearray, because the planner reads many entries in each step.
+        self.present = bytearray(pages)
 
     @property
     def free(self) -> int:

@@ -23,7 +23,10 @@ _OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASC
 
 
 class Mistral(Llama):
-    """Mistral: Llama with a sliding window in all layers; in none if set to null."""
+    """Mistral: Llama with sliding-window attention in all layers.
+
+    If the setting `sliding_window` is null, all layers have full attention.
+    """
 
     defaults: ClassVar = {
         "num_attention_heads": 32,
@@ -34,7 +37,7 @@ class Mistral(Llama):
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:
-        """Return the type of all layers: sliding attention if the window is set."""
+        """Return the type of all layers: sliding attention, except without a window."""
         return "full_attention" if self.settings.config["sliding_window"] is None else "sliding_attention"
 
 
@@ -261,7 +264,7 @@ class ParallelBlock(Block):
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the sum of both outputs (see `Block`)."""
+        """Return the residual stream, and the sum of attention and MLP (see `Block`)."""
         x = self._mixer_norm(hidden, delta)
         delta = self.mixer(x, cache, step, rows)
         if rows is not None:
@@ -324,7 +327,7 @@ class Cohere2(Cohere):
         self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention at a fixed interval."""
+        """Return the type of layer `index`: full attention in every n-th layer."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 

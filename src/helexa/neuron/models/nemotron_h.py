@@ -92,10 +92,10 @@ class NemotronH(WithDeepSeekExperts):
         }
 
     def prepare(self) -> None:
-        """Call `Llama.prepare`, then check that the model has attention.
+        """Call `Llama.prepare`, then check that the model has an attention layer.
 
         Raises:
-            ModelFileError: no layer has attention.
+            ModelFileError: the model has no attention layer.
         """
         super().prepare()
         if "full_attention" not in self.layer_types:

@@ -126,7 +126,7 @@ class Qwen35(WithImagePositions):
             )
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention at a fixed interval."""
+        """Return the type of layer `index`: full attention in every n-th layer."""
         interval = self.settings.positive("full_attention_interval", 4)
         return "linear_attention" if (index + 1) % interval else "full_attention"
 
@@ -155,6 +155,10 @@ class Qwen35Moe(WithExperts, Qwen35):
 
 
 class Qwen3Next(WithExperts, Qwen35):
-    """Qwen3.5 with experts, and another row order, which `GatedDeltaNet` detects."""
+    """Qwen3.5 with a mixture of experts, and joined projections in Gated DeltaNet.
+
+    A checkpoint has one matrix for queries, keys, values and z, whose rows are grouped by key head. `GatedDeltaNet`
+    recognizes this matrix by its name.
+    """
 
     normalized = True

@@ -77,8 +77,8 @@ class ChatProjector(OpenAIProjector):
         return [Encoded() for _ in range(self.choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
-        """Return the stream chunk for an event of answer `choice`, or None."""
-        # The text before a reasoning end marker was reasoning, but a stream cannot take back what it has sent.
+        """Return the chunk for an event of answer `choice`; None for `WasReasoning`."""
+        # The event says that the text so far was reasoning, but a stream cannot take back the chunks with this text.
         if isinstance(event, WasReasoning):
             return None
         reason = event.reason if isinstance(event, Finished) else None

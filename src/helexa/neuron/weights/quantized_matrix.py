@@ -100,10 +100,11 @@ class GroupwiseTensor:
         return self.each(lambda tensor: tensor[indices])
 
     def columns(self, numbers: NDArray[np.int64]) -> "Weight":
-        """Return a matrix with the columns `numbers`."""
+        """Return a matrix with the columns `numbers`, quantized only if no unit is split."""
         units = min(scales.unit.shape[1] for scales in (self.scale, self.minimum) if scales is not None)
         blocks = block_numbers(numbers, self.shape[1] // units)
-        # The columns cut a unit of `GroupScale`, so the result is a float32 tensor.
+        # `numbers` lacks some of the columns that share a unit (see `GroupScale`), or lists them in another order. A
+        # quantized result is then impossible, so the result is a float32 tensor.
         if blocks is None:
             return self.dequantize()[:, numbers]
         return self.each(lambda tensor: tensor.unflatten(-1, (units, -1))[:, blocks].flatten(-2))

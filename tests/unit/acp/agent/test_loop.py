@@ -116,7 +116,7 @@ async def test_cancel_closes_the_stream_and_stores_the_partial_answer(stage, api
     assert actor.text.endswith("again")
 
 
-async def test_cancel_during_a_tool_call_leaves_a_history_with_all_results(stage):
+async def test_cancel_during_a_tool_call_leaves_a_history_with_a_result_of_each_call(stage):
     calls = (Call("bash", {"command": "echo begun > begun; sleep 600"}), Call("bash", {"command": "touch never"}))
     async with ScriptedEndpoint(Say(calls=calls), Say("fine")) as endpoint:
         actor = await stage(endpoint)

@@ -214,7 +214,7 @@ async def test_api_key_with_a_model_list_lists_and_shows_only_these_models(keyed
             assert (response.status, list(await response.json())) == (401, ["error"])
 
 
-async def test_api_tags_show_and_ps_contain_the_facts_that_nodes_report(node: FakeNode) -> None:
+async def test_api_tags_show_and_ps_return_the_properties_of_models_that_nodes_report(node: FakeNode) -> None:
     node.models[0] |= {"limit": {"context": 4096}, "tool_call": True, "capabilities": ["text", "vision"]}
     node.models[0] |= {"quant": "q8_0", "vram_used_mb": 3, "devices": [0]}
     async with running_cortex(node, aliases={"small": "Org/M"}) as cortex:
@@ -230,7 +230,7 @@ async def test_api_tags_show_and_ps_contain_the_facts_that_nodes_report(node: Fa
         assert (running["size_vram"], running["context_length"]) == (3 << 20, 4096)
 
 
-async def test_api_show_of_a_cold_model_contains_the_facts_of_its_files(node: FakeNode) -> None:
+async def test_api_show_of_a_model_that_is_not_loaded_returns_the_properties_of_its_files(node: FakeNode) -> None:
     files: dict[str, Any] = {"form": "Q4_K_M", "size_bytes": 5000, "architecture": "qwen3", "parameters": 7_615_616_512}
     files |= {"capabilities": ["text", "vision"], "tool_call": True, "reasoning": True}
     node.stores("Org/Cold", **files, context=4096, modified=1_700_000_000)

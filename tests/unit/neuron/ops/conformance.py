@@ -287,7 +287,7 @@ class Conformance(CacheConformance):
         assert operation in vars(type(ops)), "the operation is inherited"
         assert any(name.startswith(f"test_{operation}") for name in dir(Conformance))
 
-    def test_store_of_packed_weights_misses_a_matrix_that_was_not_saved(
+    def test_store_of_packed_weights_returns_none_for_a_matrix_that_was_not_saved(
         self, ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))

@@ -169,7 +169,7 @@ class Runner:
             return self._compute_with_states(step, last)
         try:
             for processes in self._others:
-                # The others start first, so that all processes compute at the same time.
+                # The other processes start first, so that all processes compute at the same time.
                 processes.run(step)
             return self._compute_with_states(step, last)
         except Exception as error:  # the other processes wait for an exchange that this process has not reached
@@ -311,14 +311,15 @@ class Runner:
         return [len(part) for part in self.read_cache("state", 0)] if self._states else []
 
     def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
-        """Return each rank's bytes of a KV page or a state slot in all layers."""
+        """Return each rank's bytes of a KV page, window page or state slot of all layers."""
         own = self._cache_bytes[kind].read(index)
         return [own, *(part for processes in self._others for part in processes.read_cache(kind, index))]
 
     def write_cache(self, kind: CacheKind, index: int, contents: bytes) -> bool:
-        """Replace a KV page or a state slot by the joined bytes of `read_cache`.
+        """Replace the contents of a KV page, a window page or a state slot on all ranks.
 
-        Return False, and change nothing, if `contents` has another size.
+        `contents` are the bytes of all ranks, as `read_cache` returns them, joined in the order of the ranks. Return
+        False, and change nothing, if `contents` has a wrong size.
         """
         sizes = {"page": self.page_parts, "window": self.window_parts, "state": self.state_parts}[kind]
         if len(contents) != sum(sizes):
@@ -331,7 +332,7 @@ class Runner:
         return True
 
     def write_own_cache(self, kind: CacheKind, index: int, contents: bytes | memoryview) -> None:
-        """Replace this rank's part of a KV page or a state slot."""
+        """Replace this rank's part of a KV page, a window page or a state slot."""
         self._cache_bytes[kind].write(index, contents)
 
     @cached_property

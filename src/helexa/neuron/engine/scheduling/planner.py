@@ -207,7 +207,7 @@ class Planner:
             newcomer = None if memory_full else self._newcomer(sequence_counts, limits)
             if newcomer is not None and (not prefilling or sequence_counts[newcomer.principal] < prefilling[0][0]):
                 if not self._start(newcomer):
-                    # A later, smaller sequence must not take the pages that this one waits for.
+                    # A later, smaller sequence must not take the pages that `newcomer` waits for.
                     memory_full = True
                     continue
                 sequence_counts[newcomer.principal] += 1
@@ -262,7 +262,9 @@ class Planner:
             yield sequence
 
     def _start(self, sequence: Sequence, limit: int | None = None) -> bool:
-        """Move a waiting sequence to the running ones; return False if it cannot start.
+        """Move a waiting sequence to the running sequences; return whether this succeeded.
+
+        Return False if as many sequences run as allowed, or if too few KV pages are free.
 
         Args:
             limit: see `_may_start`.
@@ -278,7 +280,7 @@ class Planner:
         return True
 
     def _may_start(self, sequence: Sequence, limit: int | None = None) -> bool:
-        """Return whether a place and enough pages are free to start `sequence`.
+        """Return whether the limits of sequences and pages allow `sequence` to start.
 
         Args:
             limit: number of leading pages to look up in the prefix cache at most; None for all full pages.
@@ -295,7 +297,7 @@ class Planner:
         return self._room
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Place up to `count` prompt tokens within `limits`; return the number."""
+        """Add up to `count` prompt tokens to `plan` and `limits`; return their number."""
         planned = self._place(sequence, count, plan)
         limits.take(sequence, planned)
         return planned

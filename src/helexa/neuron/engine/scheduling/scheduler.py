@@ -159,7 +159,7 @@ class Scheduler:
         Args:
             sampled: the sampled tokens of all plan entries that sample, in plan order. An entry with d drafts has d + 1
                 sampled tokens: one after its known tokens, and one after each draft. The value `NON_FINITE` ends the
-                sequence with an error and unregisters its pages.
+                sequence with an error, and removes its KV pages from the prefix cache.
             seconds: duration of the step; None if the planner must not learn from the step.
             logprobs: log-probabilities of the sampled tokens, by index in `sampled`, for sequences that request them.
             hidden: sums of the hidden states of this step, float32 [H] (H: hidden size), by sequence id, for embedding
@@ -183,7 +183,7 @@ class Scheduler:
         if len(plan) > 1:
             # Any of these sequences may be the cause. Each is computed alone until it samples a token or fails.
             queues.suspects = deque(queues.running.values())
-            # Each moves to the head of the queue. The oldest moves last, so it is the first there.
+            # Each sequence moves to the head of the queue. The oldest sequence moves last, so it is then the first.
             for sequence in reversed(queues.suspects):
                 queues.preempt(sequence)
             return []

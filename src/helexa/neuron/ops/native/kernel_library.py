@@ -57,7 +57,7 @@ class Format(NamedTuple):
     """Format of a quantized matrix, as in the struct `format` of kernels.h."""
 
     bits: int  # bits per code
-    levels: int  # 1 if scales are numbers, 2 if each scale is a code times a unit
+    levels: int  # 1 if a scale is one floating-point number, 2 if a scale is the product of a code and a unit
     minimum: bool  # whether groups have minimums
     zero: int  # the code that stands for the value 0; 0 if a table maps codes to values
     group: int  # group size

@@ -132,7 +132,8 @@ def _format(library: KernelLibrary, weight: GroupwiseTensor) -> Format | None:
     # A kernel format includes the dtype of the units of the scales (see `GroupScale`). A dtype that represents all
     # units exactly is best. Units on torch's meta device have no values, so they fit every dtype.
     for exactly in (True, False):
-        # bfloat16 first: powers of two fit all three dtypes, and this order chooses the same one every time.
+        # bfloat16 first: it represents all units that are powers of two, but float16 only some of them. All matrices
+        # with units that are powers of two thus get the same kernel format.
         for dtype in (tensors.bfloat16, tensors.float16, tensors.float32):
             kernel_format = Format(
                 weight.bits,

@@ -14,9 +14,12 @@ from helexa.neuron.ops.batch import Batch, Bucket
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, stages: int = 1, **constants: Any) -> None:
-    """Launch a Triton kernel, one program (thread block) per grid point, and return.
+    """Launch a Triton kernel with one program (thread block) per point of `grid`.
+
+    The function does not wait until the kernel ends. If `grid` has no points, it launches nothing.
 
     Args:
+        warps: number of warps of each program.
         stages: number of loop iterations whose memory loads are in flight at the same time.
         constants: compile-time constants of the kernel.
     """

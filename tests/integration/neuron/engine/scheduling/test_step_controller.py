@@ -139,7 +139,7 @@ def test_prompt_tokens_beside_decoding_stay_between_8_and_max_step_tokens() -> N
     assert mixed(trained(most=4, decode=0.010, token=0.1)) == 4
 
 
-def test_prompt_tokens_beside_decoding_shrink_if_tokens_deep_in_a_prompt_are_slower() -> None:
+def test_steps_with_decoding_get_fewer_prompt_tokens_if_prompt_tokens_become_slower() -> None:
     controller = trained(most=128, decode=0.010, token=0.0003)
     shallow = mixed(controller)
     for _ in range(30):
