@@ -121,6 +121,17 @@ def test_load_fails_if_a_rank_is_killed(tmp_path: Path) -> None:
     assert endings in ([], ["the process of rank 1 was ended by SIGKILL (out of memory?)"])
 
 
+def test_message_to_a_killed_rank_fails_with_the_cause() -> None:
+    others = RankProcesses(2, lambda _: None)
+    try:
+        others._processes[0].kill()
+        others._processes[0].wait()
+        with pytest.raises(RankError, match=r"^the process of rank 1 was ended by SIGKILL \(out of memory\?\)$"):
+            others.connect(ReferenceOps(torch.device("cpu"), torch.float32), 1.0)
+    finally:
+        others.close()
+
+
 def quantize_experts(folder: Path) -> None:
     """Replace the experts' matrices of a gpt-oss checkpoint by random MXFP4 matrices."""
     tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}

@@ -285,5 +285,5 @@ class RankProcesses:
     def _send(self, rank: int, connection: socket.socket, message: ToRank) -> None:
         try:
             connection.sendall(encode(message))
-        except OSError as error:
-            raise RankError(f"the process of rank {rank} is gone: {error}") from error
+        except OSError as error:  # the rank has died: only its end closes the connection
+            raise RankError(self._ending(rank)) from error
