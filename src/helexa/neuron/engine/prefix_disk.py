@@ -18,13 +18,13 @@ import shutil
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import msgspec
+import xxhash
 
 from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("helexa.neuron.engine")
 
 _HEADER = struct.Struct("<4sIQ17s15x")  # magic, checksum of key and contents, bytes of the contents, key
-_MAGIC = b"hxp3"
+_MAGIC = b"hxp4"
 _NO_KEY = bytes(17)  # key of removed records
 _KEY_OFFSET = struct.calcsize("<4sIQ")  # offset of the key in the header
 _SEGMENT_BYTES = 64 << 20
@@ -422,10 +422,11 @@ def _records(segment: Path) -> list[tuple[bytes, _Record]]:
 
 
 def _checksum(key: bytes, parts: Sequence[bytes | memoryview]) -> int:
-    checksum = zlib.crc32(key)
+    # `zlib.crc32` takes longer than reading from the page cache.
+    checksum = xxhash.xxh3_64(key)
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
-    return checksum
+        checksum.update(part)
+    return checksum.intdigest() & 0xFFFFFFFF
 
 
 def _sizes(root: Path) -> list[tuple[float, int, Path]]:
