@@ -22,10 +22,10 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     # have the object `rope_parameters`. If both objects exist, the keys of `rope_scaling` take precedence.
     older, current = (_object(config, key) for key in ("rope_scaling", "rope_parameters"))
     scaling = {**current, **older}
-    if any(isinstance(value, Mapping) for value in scaling.values()):
+    if separate := [name for name, value in scaling.items() if isinstance(value, Mapping)]:
         raise UnsupportedModelError(
-            f"config: the rotary settings are separate for types of layers ({', '.join(scaling)}), expected the same "
-            "settings for all layers"
+            f"config: 'rope_parameters' has separate settings for {', '.join(separate)}, expected the same settings "
+            "for all layers"
         )
     return {
         **scaling,
