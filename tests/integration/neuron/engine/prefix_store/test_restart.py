@@ -276,9 +276,9 @@ async def test_engine_reports_which_prefix_keys_are_cached_in_memory_and_on_disk
         await answer(client, LONG * 2, prefix_key=first)
         await answer(client, LONG, prefix_key=second)  # too short to matter
         assert client.prefixes == CachedPrefixes(memory=[first])
+        await eventually(lambda: saved(folder) >= 2 * PAGES + 1)  # before pages of another prompt count, too
         changed = client.generate([*(LONG * 2)[:49], 7, *(LONG * 2)[50:]], max_tokens=1, sampling=GREEDY, salt="a")
         assert [output async for output in changed] and changed.miss == PrefixMiss(position=49, reason="changed")
-        await eventually(lambda: saved(folder) >= 2 * PAGES + 1)
     async with engine(tiny_gguf) as client:
         await eventually(lambda: client.prefixes == CachedPrefixes(disk=[first]))  # an idle engine looks, too
         await answer(client, LONG * 2 + [7] * 600, prefix_key=second)
