@@ -38,7 +38,7 @@ from helexa.neuron.engine.ipc.messages import (
     TokenOutput,
 )
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
-from helexa.neuron.engine.prefix_store import open_store
+from helexa.neuron.engine.prefix_save_and_restore import open_store
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.plan import Plan, as_after, rejection_masks
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS

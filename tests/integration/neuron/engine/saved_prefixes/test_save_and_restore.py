@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from helexa.neuron.engine import prefix_store
+from helexa.neuron.engine import prefix_save_and_restore
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.prefix_disk import PAGE, PrefixDisk
-from helexa.neuron.engine.prefix_store import PrefixStore
+from helexa.neuron.engine.prefix_save_and_restore import PrefixStore
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.processes import heartbeat
@@ -153,7 +153,7 @@ def test_engine_sends_heartbeats_while_it_waits_for_a_slow_disk(
 def test_prompt_is_computed_if_the_disk_does_not_respond(
     engine: Callable[..., Engine], slow_disk: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_store, "_SILENT_SECS", 0.05)
+    monkeypatch.setattr(prefix_save_and_restore, "_SILENT_SECS", 0.05)
     node = engine(open_disk=slow)
     sequences = [node.sequence(), node.sequence()]
     assert [node.store.begin(sequence) for sequence in sequences] == [True, True]
