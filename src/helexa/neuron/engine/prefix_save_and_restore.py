@@ -35,8 +35,8 @@ from helexa.neuron.engine.prefix_disk import (
     most_together,
     namespace,
 )
+from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.sequence_memory import Memory
 from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")

@@ -9,8 +9,8 @@ from itertools import count
 import numpy as np
 
 from helexa.neuron.engine.ipc.messages import CachedPrefixes, PrefixMiss
+from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.sequence_memory import Memory
 from helexa.neuron.engine.step_input import Int32
 
 # Number of tokens that must be computed again before a miss is reported.

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
 from helexa.neuron.engine.scheduling.cache_miss import RecentPrompts
+from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.sequence_memory import Memory
 
 
 class WaitingQueue:

@@ -27,12 +27,12 @@ from helexa.neuron.engine.ipc.messages import Drafts, Logprob, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool, StatePool, new_chain
 from helexa.neuron.engine.scheduling.committer import Committer
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
+from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.planner import Planner
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits, PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.sequence_memory import Memory
 from helexa.neuron.engine.scheduling.step_controller import StepController
 from helexa.neuron.engine.step_input import Float32
 

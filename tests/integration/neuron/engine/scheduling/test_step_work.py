@@ -9,9 +9,9 @@ from helexa.neuron.engine import kv_cache
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.sequence_memory import Memory
 
 PAGE = 16
 LONG_PROMPT = 1 << 16
@@ -139,7 +139,7 @@ def test_step_hashes_few_pages_of_waiting_prompts(monkeypatch: pytest.MonkeyPatc
 def test_long_waiting_prompt_that_is_cached_is_found_and_preferred_within_some_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("helexa.neuron.engine.scheduling.sequence_memory._MAX_NEW_MATCHES", 16)
+    monkeypatch.setattr("helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits._MAX_NEW_MATCHES", 16)
     scheduler = scheduler_with(100_000, max_sequences=64)
     prefix = prompt_of(98, 2048)
     first = add(scheduler, 98, prefix)
