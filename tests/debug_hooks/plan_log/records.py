@@ -17,7 +17,7 @@ from helexa.neuron.engine.ipc.messages import Cancel, Generate
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits
-from helexa.neuron.engine.scheduling.step_controller import StepController
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
 
 _LENGTH_BYTES = 4
 

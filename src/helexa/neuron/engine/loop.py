@@ -44,7 +44,7 @@ from helexa.neuron.engine.scheduling.plan import Plan, as_after, rejection_masks
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.step_controller import StepController
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import StepInFlight, StepOutput
 from helexa.neuron.engine.window_pages import WindowPages

@@ -5,7 +5,8 @@ it. Half of the prompt tokens left in this step then go to other prompts, the sh
 not wait for the end of a long prompt. The oldest prompt gets at least half of the prompt tokens of every step.
 
 If several principals (API key owners) have sequences, the first sequence of each principal comes first, then the second
-sequence of each principal, and so on. A step may then omit some of the decoding sequences (see `step_controller`).
+sequence of each principal, and so on. A step may then omit some of the decoding sequences (see
+`step_limits_and_fair_share`).
 
 An image is encoded before the step that computes its first token. The images that begin in a step have at most as many
 tokens as the token budget, except if a single image has more.
@@ -21,7 +22,7 @@ from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, allows_plannin
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController, StepLimits
 from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 
 

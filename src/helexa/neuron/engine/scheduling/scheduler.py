@@ -33,7 +33,7 @@ from helexa.neuron.engine.scheduling.planner import Planner
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits, PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.step_controller import StepController
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
 from helexa.neuron.engine.step_input import Float32
 
 

@@ -12,7 +12,7 @@ from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.step_controller import StepController
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
 
 PROMPT, OUTPUT = 20, 24
 

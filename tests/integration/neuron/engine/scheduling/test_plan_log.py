@@ -13,7 +13,7 @@ from scheduler_runs import GREEDY
 from virtual_hour import VirtualHour
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.scheduling import step_controller
+from helexa.neuron.engine.scheduling import step_limits_and_fair_share
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine_client.client import EngineClient
@@ -110,7 +110,7 @@ def test_replay_with_a_changed_scheduler_constant_reports_the_first_different_pl
     quarter: tuple[Path, VirtualHour], monkeypatch: pytest.MonkeyPatch, constant: str, value: float
 ):
     path, hour = quarter
-    monkeypatch.setattr(step_controller, constant, value)
+    monkeypatch.setattr(step_limits_and_fair_share, constant, value)
     result = replay(path)
     assert 1 < result.plans < len(hour.plans)
     assert result.recorded is not None
@@ -186,7 +186,7 @@ def test_step_plans_with_fixed_step_timing_do_not_depend_on_measured_times():
         for noise_seed, token_seconds in ((1, 0.001), (2, 0.1)):
             arguments = setup(step_timing=timing).arguments()[:3]
             options = arguments[0]
-            scheduler = Scheduler(*arguments, step_controller.StepController(options, 120.0, token_seconds))
+            scheduler = Scheduler(*arguments, step_limits_and_fair_share.StepController(options, 120.0, token_seconds))
             hour = VirtualHour(scheduler, seed=3, noise_seed=noise_seed, overlap=True)
             hour.run(seconds=300)
             plans[timing].append(hour.plans)

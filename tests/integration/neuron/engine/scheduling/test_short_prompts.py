@@ -10,7 +10,7 @@ from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.step_controller import StepController
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
 
 CHUNK = 512
 LONG, SHORT, OUTPUT = 8192, 32, 10

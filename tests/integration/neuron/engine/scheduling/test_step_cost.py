@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.neuron.engine.scheduling.step_controller import StepCost
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepCost
 
 
 def test_cost_of_a_row_is_estimated_after_steps_of_different_sizes() -> None:

@@ -12,7 +12,7 @@ from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
+from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController, StepLimits
 
 ROWS = 8
 LIMIT = 4.0  # a hang limit of 4 s, of which one step may take 0.5 s
