@@ -20,7 +20,7 @@ from helexa.generation.errors import EngineError, InvalidRequestError
 from helexa.generation.target import Target
 from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.processes.sandbox import end_spares, start_spare
-from helexa.neuron.text import TEMPLATE_PROCESS, TEXT_PROCESS
+from helexa.neuron.text import TEMPLATE_PROCESS, TOKENIZER_PROCESS
 
 if TYPE_CHECKING:
     from helexa.generation.private import PrivateEngines
@@ -142,7 +142,7 @@ class Targets:
             if not self._engines and has_engine_packages():
                 # These processes start while this process imports the modules of private engines.
                 await self._standby.begin()
-                for module in (TEXT_PROCESS, TEMPLATE_PROCESS):
+                for module in (TOKENIZER_PROCESS, TEMPLATE_PROCESS):
                     start_spare(module)
             return self._private_engines(location).target(model or DEFAULT_MODEL, location.quant)
         except BaseException as error:

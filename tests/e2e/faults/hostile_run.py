@@ -24,8 +24,8 @@ MEMORY_LIMIT_MB = 1024
 _REQUEST_SECONDS = 300.0  # a hostile model's request may take as long as the limits on CPU time allow
 
 _KINDS = {
-    "text_process": "text",
-    "template_process": "template",
+    "tokenizer_process": "text",
+    "template_sandbox_process": "template",
     "check_process": "grammar",
     "helexa.neuron.engine": "engine",
 }

@@ -8,7 +8,7 @@ import pytest
 
 from faults.hostile_folders import MARKER, PLANTED, TEXT_FILES, hostile_folders, write_text_files
 from faults.hostile_run import MEMORY_LIMIT_MB, HostileRun
-from helexa.neuron.text import template_process, text_process
+from helexa.neuron.text import template_sandbox_process, tokenizer_process
 from neuron.fake_models import make_model
 from neuron.running_node import running
 from nightly import cases
@@ -85,8 +85,8 @@ def test_loads_of_hostile_model_folders_stay_within_memory_and_time_limits(tmp_p
     assert not observed.broken_lines
     limits_mb = {
         "server": _RUNTIME_MB,
-        "text": (text_process.MAX_MEMORY >> 20) + _RUNTIME_MB,
-        "template": (template_process.MAX_MEMORY >> 20) + _RUNTIME_MB,
+        "text": (tokenizer_process.MAX_MEMORY >> 20) + _RUNTIME_MB,
+        "template": (template_sandbox_process.MAX_MEMORY >> 20) + _RUNTIME_MB,
         "grammar": _RUNTIME_MB,
         "engine": MEMORY_LIMIT_MB + _RUNTIME_MB,
     }

@@ -127,5 +127,5 @@ def test_garbage_collector_does_not_run_while_a_command_imports_its_modules() ->
 
 def test_process_that_tokenizes_reads_a_vocabulary_without_importing_numpy(smollm2_gguf: Path) -> None:
     """On 64 processors, numpy's threads reserve more address space than the process may have."""
-    program = f"from helexa.neuron.text.text_process import _opened\n_opened({bytes(smollm2_gguf)!r})"
+    program = f"from helexa.neuron.text.tokenizer_process import _opened\n_opened({bytes(smollm2_gguf)!r})"
     assert imported(program) & {"numpy", "torch"} == set()

@@ -86,9 +86,9 @@ def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) ->
     Args:
         chat_template: file with a template that replaces the chat templates in the model's files, or None.
     """
-    from helexa.neuron.text.text_sandbox import TextSandbox
+    from helexa.neuron.text.tokenizer_sandbox import TokenizerSandbox
 
-    sandbox = TextSandbox(path)
+    sandbox = TokenizerSandbox(path)
     settings = sandbox.settings()
     # Imported only now, to save time: while the sandbox process read the files, another thread may have imported these
     # modules.

@@ -1,5 +1,5 @@
 """Convert messages to tokens and tokens to text: chat templates, tokenizers."""
 
-TEXT_PROCESS = "helexa.neuron.text.text_process"
 # Modules that run as sandbox processes: one tokenizes, the other renders chat templates.
-TEMPLATE_PROCESS = "helexa.neuron.text.template_process"
+TOKENIZER_PROCESS = "helexa.neuron.text.tokenizer_process"
+TEMPLATE_PROCESS = "helexa.neuron.text.template_sandbox_process"

@@ -27,9 +27,9 @@ from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from helexa.neuron.text.chat_template import CHATML, ChatTemplate, Message, TemplateError
-from helexa.neuron.text.text_sandbox import TextSandbox
 from helexa.neuron.text.text_settings import Pooling, SamplingDefaults, TemplateSources, TextSettings
 from helexa.neuron.text.tokenizer import Detokenizer, Encoder, Tokenizer
+from helexa.neuron.text.tokenizer_sandbox import TokenizerSandbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class ModelText:
         self.output_format = OutputFormat(tokenizer, (template_source or "") + (tool_use or ""))
         # A model's template writes the beginning-of-sequence token. The fallback template does not.
         self._prefix = tokenizer.prefix if template_source is None else []
-        self.sandbox: TextSandbox | None = None  # the sandbox process that tokenizes; None if this process does
+        self.sandbox: TokenizerSandbox | None = None  # the sandbox process that tokenizes; None if this process does
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
 
     def start_process(self) -> None:
@@ -125,7 +125,7 @@ class ModelText:
             special_tokens=settings.special_tokens,
             pooling=settings.pooling,
         )
-        text.sandbox = encoder if isinstance(encoder, TextSandbox) else None
+        text.sandbox = encoder if isinstance(encoder, TokenizerSandbox) else None
         return text
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

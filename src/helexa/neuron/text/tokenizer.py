@@ -184,7 +184,7 @@ TOKEN_ITEM = "I"  # type of the items of `array.array` in responses with tokens:
 
 
 class TextRequest(msgspec.Struct, frozen=True):
-    """A request to tokenize in the text process; the text follows a line break."""
+    """A request to tokenize in the tokenizer process; the text follows a line break."""
 
     path: bytes  # the model's file or folder, as bytes of the file system
     # `open` for the `TextSettings` of the model, `ids` for the token ids of the text, or `spans` for the positions of

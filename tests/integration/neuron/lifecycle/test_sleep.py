@@ -26,7 +26,7 @@ from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.requests.embedding import embedded
 from helexa.neuron.requests.inference import run
 from helexa.neuron.sources.hubs_and_sources import Sources
-from helexa.neuron.text import TEXT_PROCESS
+from helexa.neuron.text import TOKENIZER_PROCESS
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 from nightly import cases
 
@@ -186,10 +186,10 @@ async def test_reading_reports_of_a_model_neither_wakes_it_nor_delays_its_sleep(
 
 @pytest.mark.parametrize("idle_secs", [None, 0.03], ids=["same", "changed"])
 async def test_sleeping_model_tokenizes_in_a_process_that_ends_afterwards(idle_secs: float | None, tmp_path: Path):
-    others = processes_with(TEXT_PROCESS)  # of other tests in this process
+    others = processes_with(TOKENIZER_PROCESS)  # of other tests in this process
 
     def started() -> int:
-        return len([process for process in processes_with(TEXT_PROCESS) if process not in others])
+        return len([process for process in processes_with(TOKENIZER_PROCESS) if process not in others])
 
     async with node() as registry:
         await load(registry, make_model(tmp_path))
@@ -385,10 +385,10 @@ async def test_load_request_wakes_a_sleeping_model_with_its_former_options(tmp_p
 async def test_wake_of_a_model_starts_the_process_that_tokenizes(tmp_path: Path):
     async with node(60) as registry:
         await load(registry, make_model(tmp_path))
-        before = set(processes_with(TEXT_PROCESS))
+        before = set(processes_with(TOKENIZER_PROCESS))
         await registry.sleep(TINY)
         await registry.load(ModelSpec(model_id=TINY))
-        await until(lambda: bool(set(processes_with(TEXT_PROCESS)) - before))
+        await until(lambda: bool(set(processes_with(TOKENIZER_PROCESS)) - before))
 
 
 async def test_embedding_request_wakes_a_sleeping_model(tmp_path: Path):

@@ -16,7 +16,7 @@ import pytest
 from helexa.neuron.processes.inside_sandbox import write_frame
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, end_spares, start_spare
 
-_TEMPLATE_PROCESS = "helexa.neuron.text.template_process"
+_TEMPLATE_PROCESS = "helexa.neuron.text.template_sandbox_process"
 
 # A pipe as a FIFO file lets the module of the sandbox process say that it works on a request.
 _MODULE = """

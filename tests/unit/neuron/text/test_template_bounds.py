@@ -214,6 +214,6 @@ def _rendering() -> set[psutil.Process]:
     renderers = set()
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # the command line of a zombie is not readable
-            if "helexa.neuron.text.template_process" in child.cmdline():
+            if "helexa.neuron.text.template_sandbox_process" in child.cmdline():
                 renderers.add(child)
     return renderers

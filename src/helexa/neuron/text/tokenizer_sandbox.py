@@ -9,7 +9,7 @@ import msgspec
 
 from helexa.core.errors import ModelFileError, service_unavailable
 from helexa.neuron.processes.sandbox import LimitExceeded, ProcessPool, Sandbox, SandboxError
-from helexa.neuron.text import TEXT_PROCESS
+from helexa.neuron.text import TOKENIZER_PROCESS
 from helexa.neuron.text.text_settings import TextSettings
 from helexa.neuron.text.tokenizer import TOKEN_ITEM, TextRequest
 
@@ -23,7 +23,7 @@ MAX_TEXT_BYTES = 32 << 20  # maximum size of a text in UTF-8
 _RETRY_SECONDS = 1
 
 
-class TextSandbox:
+class TokenizerSandbox:
     """An `Encoder` that tokenizes in a sandbox process of one model. Thread-safe.
 
     The process starts at the first request. If it exceeds a limit, it ends, and the next request starts a new process.
@@ -35,7 +35,7 @@ class TextSandbox:
 
     def __init__(self, path: Path) -> None:
         self._path = os.fsencode(path)
-        self._sandbox = Sandbox(ProcessPool(TEXT_PROCESS, kept=1), processes=1)
+        self._sandbox = Sandbox(ProcessPool(TOKENIZER_PROCESS, kept=1), processes=1)
 
     def settings(self) -> TextSettings:
         """Return the text settings that the model's files define.

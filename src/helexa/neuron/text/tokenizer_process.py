@@ -1,9 +1,8 @@
 """Sandbox process that reads a model's text files and tokenizes.
 
 The files are untrusted, and the `tokenizers` library is native code: rules in `tokenizer.json` can multiply the length
-of a text or run for hours, and the library holds Python's interpreter lock meanwhile. Because this
-process has limits on memory and CPU time, such files cannot stop the server. `TextSandbox` starts the process.
-"""
+of a text or run for hours, and the library holds Python's interpreter lock meanwhile. Because this process has limits
+on memory and CPU time, such files cannot stop the server. `TokenizerSandbox` starts the process."""
 
 import array
 import gc
@@ -29,7 +28,7 @@ _LARGE = 1 << 20  # bytes of a text after which freed memory is returned to the 
 
 
 def main() -> None:
-    """In the text process, answer requests from standard input until it is closed."""
+    """In the tokenizer process, answer requests from standard input."""
     serve(_respond, MAX_MEMORY)
 
 

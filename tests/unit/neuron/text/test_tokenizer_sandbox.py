@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from helexa.core.errors import ApiError, ModelFileError
 from helexa.neuron.processes import sandbox
-from helexa.neuron.text import text_sandbox
+from helexa.neuron.text import tokenizer_sandbox
 from helexa.neuron.text.model_text import ModelText
 
 LETTERS = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -33,7 +33,7 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 def open_isolated(folder: Path) -> ModelText:
     """Read the text files in a sandbox process, which then tokenizes, as a load does."""
-    isolated = text_sandbox.TextSandbox(folder)
+    isolated = tokenizer_sandbox.TokenizerSandbox(folder)
     return ModelText.of(isolated.settings(), isolated)
 
 
@@ -75,8 +75,8 @@ LONG = {"model": {"type": "BPE", "vocab": LETTERS, "merges": [], "continuing_sub
 
 @pytest.fixture
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(text_sandbox, "ENCODE_SECONDS", 0.2)
-    monkeypatch.setattr(text_sandbox, "SECONDS_PER_BYTE", 0.0)
+    monkeypatch.setattr(tokenizer_sandbox, "ENCODE_SECONDS", 0.2)
+    monkeypatch.setattr(tokenizer_sandbox, "SECONDS_PER_BYTE", 0.0)
     yield
 
 
