@@ -24,7 +24,7 @@ from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.hardware.device_choice import default_device
 from helexa.neuron.hardware.discovery import broken_driver, overlooked
 from helexa.neuron.host_group import Membership
-from helexa.neuron.lifecycle.activation import Activation
+from helexa.neuron.lifecycle.default_models import Activation
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import Pulls

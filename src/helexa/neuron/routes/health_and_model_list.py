@@ -18,7 +18,7 @@ from helexa.http.responses import JsonResponse, readiness
 from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.discovery import build_facts, discover
 from helexa.neuron.hardware.host_memory import host_memory
-from helexa.neuron.lifecycle.activation import Activation
+from helexa.neuron.lifecycle.default_models import Activation
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.metrics import TEXT_FORMAT

@@ -15,7 +15,7 @@ from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.process_and_standby import Child, WarmStandby
 from helexa.neuron.hardware.accelerators import Accelerators
 from helexa.neuron.lifecycle import load_preparation
-from helexa.neuron.lifecycle.activation import ATTEMPTS, Activation
+from helexa.neuron.lifecycle.default_models import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.sources.hubs_and_sources import Sources
