@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.other_processes import OtherProcesses
+from helexa.neuron.engine.execution.ranks_and_stages import OtherProcesses
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
