@@ -23,7 +23,7 @@ from support.local_model import local_path
 
 from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
-from helexa.neuron.events import Started
+from helexa.neuron.output_events import Started
 from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.routes.answer_formats import Projector

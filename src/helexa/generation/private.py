@@ -33,7 +33,10 @@ from helexa.generation.tools import ToolCallDelta
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import default_prompts_mb
 from helexa.neuron.engine_client.process_and_standby import Child, WarmStandby
-from helexa.neuron.events import (
+from helexa.neuron.hardware.device_choice import device_for
+from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
+from helexa.neuron.options import NodeOptions
+from helexa.neuron.output_events import (
     Failed,
     Finished,
     InferenceEvent,
@@ -42,11 +45,8 @@ from helexa.neuron.events import (
     ToolCallStart,
     WasReasoning,
 )
-from helexa.neuron.events import TokenLogprob as EngineLogprob
-from helexa.neuron.events import ToolCallDelta as ArgumentsDelta
-from helexa.neuron.hardware.device_choice import device_for
-from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
-from helexa.neuron.options import NodeOptions
+from helexa.neuron.output_events import TokenLogprob as EngineLogprob
+from helexa.neuron.output_events import ToolCallDelta as ArgumentsDelta
 from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.weights.gguf.files import part_names
 from helexa.neuron.weights.quantization_formats import share_left

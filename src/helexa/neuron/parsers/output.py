@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
-from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
+from helexa.neuron.output_events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
 from helexa.neuron.parsers.json_schema import child_schema
 from helexa.neuron.parsers.source import MAX_NAME, Markers, NotACall
 

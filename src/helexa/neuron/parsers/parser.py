@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from helexa.neuron.events import OutputEvent, TextDelta
+from helexa.neuron.output_events import OutputEvent, TextDelta
 from helexa.neuron.parsers.call_ids import OPENAI_IDS
 from helexa.neuron.parsers.formats.harmony_and_muse_glimmer import MessageFormat
 from helexa.neuron.parsers.formats.llama_json_and_mistral import LEADING, LINES, read_untagged

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
-from helexa.neuron.events import (
+from helexa.neuron.output_events import (
     FinishReason,
     OutputEvent,
     PromptScores,

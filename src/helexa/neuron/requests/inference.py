@@ -15,8 +15,8 @@ from helexa.core.logs import quoted
 from helexa.core.sampling import BOUNDS
 from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
 from helexa.neuron.engine_client.token_stream import TokenStream
-from helexa.neuron.events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
 from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.output_events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.output_constraint import Constraint, chat_constraint, schemas_of
 from helexa.neuron.requests.prompt import NO_IMAGES, PartAt, PromptImages, cache_miss, chat_prompt, log_prompt

@@ -1,7 +1,7 @@
 """Assign tokens' log-probabilities to the chunks of text they form."""
 
 from helexa.neuron.engine.ipc.messages import Logprob
-from helexa.neuron.events import TokenLogprob
+from helexa.neuron.output_events import TokenLogprob
 from helexa.neuron.text.tokenizer import TextOffsets, Tokenizer
 
 

@@ -10,7 +10,7 @@ import orjson
 
 from helexa.core.sse import DONE, frame
 from helexa.core.wire.usage_and_encoded_lists import Usage, usage
-from helexa.neuron.events import (
+from helexa.neuron.output_events import (
     ChoiceEvent,
     Failed,
     Finished,

@@ -22,7 +22,8 @@ from helexa.core.wire.openai_chat import (
     ToolCall,
 )
 from helexa.core.wire.usage_and_encoded_lists import Encoded, Usage
-from helexa.neuron.events import (
+from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.output_events import (
     Finished,
     OutputEvent,
     PromptScores,
@@ -34,7 +35,6 @@ from helexa.neuron.events import (
     ToolCallStart,
     WasReasoning,
 )
-from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import converse
 from helexa.neuron.routes.answer_formats import OpenAIProjector
 from helexa.neuron.routes.requests_replies_and_errors import (

@@ -19,7 +19,7 @@ from helexa.core.logs import tell
 from helexa.core.sse import KEEP_ALIVE
 from helexa.http.headers import require_json
 from helexa.http.process import OUT_OF_DESCRIPTORS
-from helexa.neuron.events import Failed, InferenceEvent
+from helexa.neuron.output_events import Failed, InferenceEvent
 from helexa.neuron.requests.request_and_run_records import current
 from helexa.neuron.routes.answer_formats import Projector
 

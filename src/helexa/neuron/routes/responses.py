@@ -19,7 +19,8 @@ from helexa.core.wire.responses_output import Event, Logprob, ResponseUsage, res
 from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest, with_renamed_param
 from helexa.core.wire.responses_writer import ResponseWriter
 from helexa.http.responses import JsonResponse
-from helexa.neuron.events import (
+from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.output_events import (
     Failed,
     Finished,
     InferenceEvent,
@@ -31,7 +32,6 @@ from helexa.neuron.events import (
     ToolCallStart,
     WasReasoning,
 )
-from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import converse, sampling_params
 from helexa.neuron.requests.prompt import chat_prompt
 from helexa.neuron.routes.requests_replies_and_errors import RunResponse, principal_of, read_json

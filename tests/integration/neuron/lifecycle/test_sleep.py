@@ -20,9 +20,9 @@ from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import read_config
 from helexa.neuron.engine_client.process_and_standby import Child
-from helexa.neuron.events import Failed, Finished, TextDelta
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.ops.native.kernel_library import native_kernels
+from helexa.neuron.output_events import Failed, Finished, TextDelta
 from helexa.neuron.requests.embedding import embedded
 from helexa.neuron.requests.inference import run
 from helexa.neuron.sources.hubs_and_sources import Sources

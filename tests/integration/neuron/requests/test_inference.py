@@ -9,8 +9,8 @@ from helexa.core.errors import ApiError
 from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.config import AdmissionConfig, TorchConfig
 from helexa.neuron.engine.ipc.messages import Generate, TokenOutput
-from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.output_events import Failed, Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.requests.inference import output_limit, run, sampling_params
 from neuron.fake_models import until
 from neuron.scripted_engine import CONTEXT, END, TIMING, TOKENIZER, Say, answer, endless, failing, scripted_model

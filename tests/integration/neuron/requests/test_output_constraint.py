@@ -18,8 +18,15 @@ from helexa.core.wire.openai_chat import ChatRequest
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.events import Finished, InferenceEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.output_events import (
+    Finished,
+    InferenceEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from helexa.neuron.requests.inference import converse
 from helexa.neuron.text.model_text import ModelText
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, Say, answer, scripted_model

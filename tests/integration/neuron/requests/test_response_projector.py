@@ -14,7 +14,7 @@ from helexa.core.errors import ApiError, overloaded, service_unavailable
 from helexa.core.sse import EventParser
 from helexa.core.wire.responses_input import chat_messages
 from helexa.core.wire.responses_request import ResponsesRequest
-from helexa.neuron.events import (
+from helexa.neuron.output_events import (
     Failed,
     Finished,
     InferenceEvent,

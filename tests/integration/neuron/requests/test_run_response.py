@@ -15,7 +15,7 @@ from helexa.core.errors import ApiError, service_unavailable
 from helexa.core.sse import KEEP_ALIVE, EventParser
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
-from helexa.neuron.events import Finished, InferenceEvent, Started, TextDelta
+from helexa.neuron.output_events import Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.routes import requests_replies_and_errors
 from helexa.neuron.routes.completions import CompletionProjector
 from helexa.neuron.routes.requests_replies_and_errors import RunResponse

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.neuron.config import ResponsesConfig
-from helexa.neuron.events import (
+from helexa.neuron.output_events import (
     Finished,
     InferenceEvent,
     ReasoningDelta,

@@ -12,8 +12,8 @@ from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.events import Finished, Started
 from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.output_events import Finished, Started
 from helexa.neuron.requests.inference import run
 from neuron.fake_models import until
 from neuron.scripted_engine import Script, answer, endless, scripted_model

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from helexa.neuron.output_events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 
 _e = re.escape
 _GAP = r"(?:\s|<think>\s*</think>|</think>{empty})*(?:<think>\s*\Z)?"

@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from itertools import count
 
-from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
+from helexa.neuron.output_events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
 from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser

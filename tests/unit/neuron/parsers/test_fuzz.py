@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helexa.neuron.engine.ipc.messages import TokenOutput
-from helexa.neuron.events import OutputEvent
+from helexa.neuron.output_events import OutputEvent
 from helexa.neuron.parsers.argument_values import strict_loads
 from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools

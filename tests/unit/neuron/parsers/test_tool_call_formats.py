@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from helexa.neuron.events import ToolCallStart
+from helexa.neuron.output_events import ToolCallStart
 from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks

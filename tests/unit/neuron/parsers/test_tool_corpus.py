@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from helexa.neuron.engine.ipc.messages import TokenOutput
-from helexa.neuron.events import OutputEvent
+from helexa.neuron.output_events import OutputEvent
 from helexa.neuron.parsers.argument_values import strict_loads
 from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.parser import OutputParser
