@@ -47,7 +47,7 @@ from helexa.cortex.metrics import Metrics
 from helexa.cortex.upstream.client import Upstream
 from helexa.http.listener import Listener, bind
 from helexa.http.process import collect_seldom, run
-from helexa.http.request_cycle import DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import DisconnectGuard
 
 EVENTS = 64
 STACKS = (

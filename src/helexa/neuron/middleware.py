@@ -17,7 +17,7 @@ from helexa.core.logs import request_id, tell
 from helexa.core.node_reports import CHECK_KEY
 from helexa.http import headers
 from helexa.http.headers import Headers, host_and_origin, is_reserved_name, is_same_origin, without_port
-from helexa.http.request_cycle import INTERIM
+from helexa.http.request_cycle_and_disconnects import INTERIM
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.requests import request_and_run_records
 from helexa.neuron.requests.metrics import Metrics

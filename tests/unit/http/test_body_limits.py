@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.http import request_cycle
-from helexa.http.request_cycle import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
+from helexa.http import request_cycle_and_disconnects
+from helexa.http.request_cycle_and_disconnects import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
 from helexa.http.service_and_body_budget import BodyBudget
 from http_listener import Streams, body, eventually, listening, start
 
@@ -125,8 +125,8 @@ def test_time_limit_of_a_body_upload_requires_a_higher_rate_for_larger_bodies() 
 
 
 async def test_body_uploaded_below_the_minimum_rate_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.2)
-    monkeypatch.setattr(request_cycle, "MAX_EXTRA_BODY_SECS", 0.01)
+    monkeypatch.setattr(request_cycle_and_disconnects, "BODY_SECS", 0.2)
+    monkeypatch.setattr(request_cycle_and_disconnects, "MAX_EXTRA_BODY_SECS", 0.01)
     async with listening(size_of_body) as (_, connect):
         reader, writer = await connect()
         writer.write(HEAD % 10**8)

@@ -9,7 +9,7 @@ import pytest
 from helexa.core.errors import HelexaError
 from helexa.http import connection
 from helexa.http.listener import Listener, bind
-from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from http_listener import GET, OK, body, final_response, hello, listening, start
 
 

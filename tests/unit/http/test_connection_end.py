@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from helexa.http import connection, request_cycle
+from helexa.http import connection, request_cycle_and_disconnects
 from helexa.http.connection import ClientConnection
 from helexa.http.listener import Listener
-from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from http_listener import GET, OK, body, eventually, final_response, hello, listening, start
 
 CLOSE = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -212,7 +212,7 @@ async def test_connection_accepted_during_shutdown_is_closed() -> None:
 async def test_request_body_that_arrives_too_slowly_raises_a_timeout_in_the_application(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.3)
+    monkeypatch.setattr(request_cycle_and_disconnects, "BODY_SECS", 0.3)
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

@@ -33,7 +33,7 @@ from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.routes.access_and_errors import visible_account
 from helexa.http.headers import Headers
-from helexa.http.request_cycle import STOPPING, ClientDisconnected, DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import STOPPING, ClientDisconnected, DisconnectGuard
 
 REFRESH_SECS = 0.2
 MODELS_REFRESH_SECS = 1.0  # the list of models takes longer to compute, and changes less often than the nodes' load

@@ -20,7 +20,7 @@ from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, overloaded, service_unavailable
 from helexa.http.headers import Headers, require_json
-from helexa.http.request_cycle import ClientDisconnected
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected
 
 MAX_CONTAINERS = 500_000  # enough for 100,000 messages with 200,000 content parts
 

@@ -22,7 +22,7 @@ from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routes.body_translation import read_large_request, read_message
 from helexa.cortex.serve_request import serve
 from helexa.http.headers import Headers, request_id, require_json
-from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")

@@ -34,7 +34,7 @@ from helexa.cortex.routes.keys_and_nodes import node_not_found, read_wait_secs
 from helexa.cortex.routing import unknown_model
 from helexa.cortex.serve_request import find_loadable, resolve
 from helexa.http.headers import Headers
-from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
 
 _REFRESH_TIMEOUT_SECS = 2.0

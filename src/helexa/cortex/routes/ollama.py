@@ -31,7 +31,7 @@ from helexa.cortex.routes.models import PullStream, entries_of, entry_of
 from helexa.cortex.routing import unknown_model
 from helexa.cortex.serve_request import find_model, serve, wait_for_model
 from helexa.http.headers import Headers, require_json
-from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
 
 _BROWSER_HEADERS = frozenset({b"origin", b"referer", b"sec-fetch-site"})

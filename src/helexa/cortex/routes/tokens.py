@@ -29,7 +29,7 @@ from helexa.cortex.routing import RETRY_OPEN, WarmRoute, route, unknown_model
 from helexa.cortex.serve_request import find_model
 from helexa.cortex.upstream.error_responses import for_client, read_error, says_model_is_gone
 from helexa.http.headers import Headers, request_id, require_json
-from helexa.http.request_cycle import ClientDisconnected
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected
 
 TIMEOUT_SECS = 30.0
 RETRY_SECS = 5

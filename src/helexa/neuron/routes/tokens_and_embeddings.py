@@ -18,7 +18,7 @@ from helexa.core.wire.tokens_and_embeddings import (
     encoded,
     shortened,
 )
-from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
+from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.embedding import embedded

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from helexa.cortex.upstream.client import Upstream
 from helexa.http.listener import Listener, bind
-from helexa.http.request_cycle import RequestCycle
+from helexa.http.request_cycle_and_disconnects import RequestCycle
 from helexa.neuron import middleware
 from helexa.neuron.middleware import Interim
 from neuron.fake_models import make_model, release

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cortex.raw_http import CHUNKED, GET, chunked, post, read_response
-from helexa.http import connection, request_cycle
+from helexa.http import connection, request_cycle_and_disconnects
 from helexa.http.listener import Listener, bind
 from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
@@ -68,7 +68,7 @@ async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_request_whose_body_stalls_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
+    monkeypatch.setattr(request_cycle_and_disconnects, "BODY_SECS", 0.05)
     async with connected() as (reader, writer):
         writer.write(post(JSON)[:-5])
         assert await read_error(reader) == (408, "request_timeout")

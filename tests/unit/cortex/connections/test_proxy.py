@@ -14,7 +14,7 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.http import request_cycle
+from helexa.http import request_cycle_and_disconnects
 from ports import free_port
 
 BODY = (
@@ -58,7 +58,7 @@ async def test_invalid_model_url_reported_by_a_node_is_not_used(node: FakeNode) 
 
 
 async def test_request_body_that_stalls_is_408(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
+    monkeypatch.setattr(request_cycle_and_disconnects, "BODY_SECS", 0.05)
     host, port = cortex.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     headers = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n"
