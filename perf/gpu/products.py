@@ -18,8 +18,8 @@ import torch
 from gpu_support import timing
 
 if TYPE_CHECKING:
+    from helexa.neuron.ops.expert_routing_and_mixture import MixtureOp
     from helexa.neuron.ops.linear_and_norm_operators import LinearOp
-    from helexa.neuron.ops.mixture import MixtureOp
     from helexa.neuron.ops.triton.gpu_ops import GpuOps
 
 SHAPES = {
@@ -98,7 +98,7 @@ def linear(ops: "GpuOps", form: str, outputs: int, columns: int) -> "LinearOp":
 
 
 def mixture(ops: "GpuOps", form: str, hidden: int, inner: int, count: int, chosen: int) -> "MixtureOp":
-    from helexa.neuron.ops.mixture import Expert, Routing
+    from helexa.neuron.ops.expert_routing_and_mixture import Expert, Routing
 
     experts = [Expert([matrix(ops, form, 2 * inner, hidden)], matrix(ops, form, hidden, inner)) for _ in range(count)]
     return ops.mixture(experts, Routing(chosen, "normalized"))

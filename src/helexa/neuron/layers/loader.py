@@ -9,10 +9,10 @@ from helexa.neuron import tensors
 from helexa.neuron.layers.parallel import Embedding, GatheredInputs, GatheredLinear, SummedOverRanks
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.ops.dense_ops import MatrixStore
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import LANES
 from helexa.neuron.ops.linear_and_norm_operators import HeadLinearOp, LinearOp, NormOp
-from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.rank_group_and_exchange import HeadShares, RowRange, Shares, part_of
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor

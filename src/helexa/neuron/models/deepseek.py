@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from helexa.neuron.layers.latent_attention import LatentAttention, LatentSizes
 from helexa.neuron.layers.rope import Rope, rope_settings
 from helexa.neuron.models.with_experts import WithDeepSeekExperts
-from helexa.neuron.ops.mixture import Routing
+from helexa.neuron.ops.expert_routing_and_mixture import Routing
 
 
 class DeepSeekV3(WithDeepSeekExperts):

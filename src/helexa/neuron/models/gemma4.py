@@ -25,8 +25,8 @@ from helexa.neuron.layers.rope import Rope
 from helexa.neuron.models.gemma3 import Gemma3
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.ops.batch import AttentionShape, Batch
+from helexa.neuron.ops.expert_routing_and_mixture import Routing
 from helexa.neuron.ops.linear_and_norm_operators import NormOp
-from helexa.neuron.ops.mixture import Routing
 from helexa.neuron.tensors import Tensor
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")

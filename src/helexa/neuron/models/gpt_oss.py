@@ -10,7 +10,7 @@ from helexa.neuron import tensors
 from helexa.neuron.layers.moe import ExpertReader, SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.with_experts import expert_counts
-from helexa.neuron.ops.mixture import Clamp, Routing
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Routing
 from helexa.neuron.ops.rank_group_and_exchange import RowRange, part_of
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.model_file import Part

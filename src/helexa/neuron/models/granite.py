@@ -16,7 +16,7 @@ from helexa.neuron.layers.rope import Rope, no_rotation
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.settings import TensorNames
 from helexa.neuron.models.with_experts import expert_counts
-from helexa.neuron.ops.mixture import Routing
+from helexa.neuron.ops.expert_routing_and_mixture import Routing
 from helexa.neuron.ops.state_space import ScanSizes
 from helexa.neuron.tensors import Tensor
 

@@ -14,7 +14,7 @@ from helexa.neuron.layers.short_convolution import GatedShortConvolution
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.settings import TensorNames
 from helexa.neuron.models.with_experts import WithExperts
-from helexa.neuron.ops.mixture import Routing
+from helexa.neuron.ops.expert_routing_and_mixture import Routing
 
 _CONV_BIAS = re.compile(r"model\.layers\.\d+\.conv\.(?:conv|in_proj|out_proj)\.bias", re.ASCII)
 

@@ -11,7 +11,7 @@ from helexa.neuron.layers.attention import QkNorms
 from helexa.neuron.layers.moe import SharedExpert
 from helexa.neuron.models.settings import TensorNames
 from helexa.neuron.models.with_experts import WithDeepSeekExperts, WithExperts
-from helexa.neuron.ops.mixture import Routing
+from helexa.neuron.ops.expert_routing_and_mixture import Routing
 
 
 class Ernie45Moe(WithExperts):

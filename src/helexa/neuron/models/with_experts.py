@@ -8,7 +8,7 @@ from helexa.neuron import tensors
 from helexa.neuron.layers.moe import ExpertReader, LatentSpace, SharedExpert, SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.settings import Settings
-from helexa.neuron.ops.mixture import BestGroups, Routing
+from helexa.neuron.ops.expert_routing_and_mixture import BestGroups, Routing
 from helexa.neuron.tensors import Tensor
 
 

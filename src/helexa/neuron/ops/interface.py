@@ -11,9 +11,17 @@ from helexa.neuron import tensors
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
 from helexa.neuron.ops.dense_ops import DenseOps
+from helexa.neuron.ops.expert_routing_and_mixture import (
+    WITHOUT_GATE,
+    Clamp,
+    Expert,
+    ExpertShares,
+    Mixture,
+    MixtureOp,
+    Routing,
+)
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms, QueryTemperature
-from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, Mixture, MixtureOp, Routing
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights
 from helexa.neuron.tensors import Tensor

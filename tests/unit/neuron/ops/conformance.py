@@ -21,11 +21,11 @@ from helexa.neuron.engine.ranks.rank import exchange_for
 from helexa.neuron.engine.step_input import StepBuffers, StepInput
 from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity, Span
 from helexa.neuron.ops.convolution import ConvSizes, ConvWeights
+from helexa.neuron.ops.expert_routing_and_mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.gated_delta import DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms, QueryTemperature
-from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.rank_group_and_exchange import SINGLE, RowRange, SharedMemory, Shares
 from helexa.neuron.ops.reference.reference_ops import ACTIVATIONS, GATES, RmsNorm
 from helexa.neuron.ops.sampling import Adjustments

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.native.mixture import NativeMixture
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps

@@ -15,9 +15,9 @@ from helexa.neuron.layers.parallel import Embedding
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.batch import AttentionShape
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.linear_and_norm_operators import HeadLinearOp, LinearOp
-from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.rank_group_and_exchange import RowRange, Shares
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint, require_floats

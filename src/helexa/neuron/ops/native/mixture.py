@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from helexa.neuron import tensors
+from helexa.neuron.ops.expert_routing_and_mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.kernel_header import MAX_EXPERTS
-from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.native.kernel_library import Argument
 from helexa.neuron.ops.native.launcher import GATES, Launcher
 from helexa.neuron.ops.native.packed_weights import PackedMatrix

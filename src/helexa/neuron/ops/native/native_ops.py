@@ -18,6 +18,7 @@ from helexa.neuron import tensors
 from helexa.neuron.cache_folder import PACKED_FOLDER, cache_root, model_name
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import LANES, MAX_DIM, MIXED, SAMPLED_ARRAYS
@@ -29,7 +30,6 @@ from helexa.neuron.ops.linear_and_norm_operators import (
     ProductBytes,
     QueryTemperature,
 )
-from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.native.attention import PagedAttention, attend_frames
 from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
 from helexa.neuron.ops.native.convolution_and_state_space import NativeShortConvolution, NativeStateSpace, SpanList

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
+from helexa.neuron.ops.expert_routing_and_mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.linear_and_norm_operators import (
@@ -24,7 +25,6 @@ from helexa.neuron.ops.linear_and_norm_operators import (
     NormOp,
     ProductBytes,
 )
-from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import Masks, Sampling, adjusted, log_probabilities, settings_of

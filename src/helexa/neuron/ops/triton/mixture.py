@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
+from helexa.neuron.ops.expert_routing_and_mixture import BestGroups, Clamp, Routing
 from helexa.neuron.ops.triton.gemm import Blocks, Tiles, multiply_tiles, tiles
 from helexa.neuron.ops.triton.gemv import multiply_rows
 from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helexa.neuron.ops.batch import AttentionKind, Capacity
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Routing
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import MIXED
-from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.reference.reference_ops import GATES

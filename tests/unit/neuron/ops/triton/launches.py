@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Span
+from helexa.neuron.ops.expert_routing_and_mixture import BestGroups, Clamp, Routing
 from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
-from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.mixture import GpuMixture, route
 from helexa.neuron.ops.triton.packed_weights import PackedMatrix

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from helexa.neuron.ops.batch import AttentionKind
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.mixture import Clamp
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from neuron.ops.conformance import ATTENTION_KINDS, FRAMES, MIXTURES, PRODUCTS, ROUTINGS, CacheConformance, Conformance
 from neuron.ops.paging import CPU

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, Routing
+from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Expert, Mixture, Routing
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.mixture import GpuMixture, arrange, few, route
 from neuron.ops import random_weights
