@@ -28,7 +28,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 

@@ -77,7 +77,7 @@ def library(model: str, count: int, width: int, tokens: int) -> None:
 
 
 def engine(model: str, count: int, width: int, tokens: int) -> None:
-    from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+    from helexa.neuron.engine.ipc import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | os.environ)
     import psutil

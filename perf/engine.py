@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 

@@ -22,7 +22,7 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 

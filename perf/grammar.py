@@ -19,7 +19,7 @@ import os
 import time
 from statistics import median
 
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 

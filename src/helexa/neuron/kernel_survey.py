@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.options import TorchOptions
 
 NO_KERNELS = "no"

@@ -17,7 +17,7 @@ from helexa.core.logs import quoted
 from helexa.core.version import node_code_version
 from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, SecretError, accept, connect, wait_until_closed
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryRequest, StageSetup

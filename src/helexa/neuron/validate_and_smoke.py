@@ -27,8 +27,8 @@ from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.doctor import look_at_folder
 from helexa.neuron.doctor_machine import CheckResult, look_at_kernels, look_at_machine
+from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import CollectiveResult, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.device_choice import default_device

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.processes.heartbeat import Heartbeat
 
 COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.engine.process")

@@ -19,8 +19,8 @@ from statistics import median
 import msgspec
 
 from helexa.neuron import tensors
+from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import CollectiveResult
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.rank import exchange_for

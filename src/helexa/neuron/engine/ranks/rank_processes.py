@@ -18,7 +18,7 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.core.logs import quoted
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.step_memory import DeviceMemory
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
