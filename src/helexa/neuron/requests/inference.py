@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, service_unavailable
+from helexa.core.errors import ApiError, internal_error, service_unavailable
 from helexa.core.logs import quoted
-from helexa.core.sampling import BOUNDS
-from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.output_events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
@@ -21,19 +19,14 @@ from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.output_constraint import Constraint, chat_constraint, schemas_of
 from helexa.neuron.requests.prompt import NO_IMAGES, PartAt, PromptImages, cache_miss, chat_prompt, log_prompt
 from helexa.neuron.requests.request_and_run_records import RunRecorder, current
+from helexa.neuron.requests.sampling_and_context_limit import checked_limit, sampling_params
 
 if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
     from helexa.core.wire.openai_chat import ChatRequest
     from helexa.core.wire.request import GenerationRequest
     from helexa.neuron.requests.text_chat import TextChat
 
-DEFAULT_TEMPERATURE = 0.7
-
 _WAKE_TOKENS = 64  # tokens per output of the engine; at most one KV page, because admission control counts the pages
-_GREEDY_BELOW = 1e-3  # below this temperature, float32 logits overflow
-_LEAST_TOP_P = 1e-6  # leaves one token, as 0 does
-_FALLBACKS = msgspec.structs.asdict(SamplingParams(temperature=DEFAULT_TEMPERATURE))
-_SEED_MASK = (1 << 63) - 1
 _RETRY_AFTER_SECONDS = 2
 
 logger = logging.getLogger(__name__)
@@ -150,7 +143,7 @@ async def _run_choice(
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
     await model.wake()
-    limit = _checked_limit(model, prompt, request)
+    limit = checked_limit(model, prompt, request)
     sampling = sampling_params(request, model.text.sampling_defaults, choice)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
     closing = model.text.output_format.end_of_reasoning(
@@ -238,69 +231,6 @@ async def _run_choice(
             yield recorder.fail(internal_error())
     finally:
         recorder.abandon(0 if outputs is None else outputs.unread)
-
-
-def _checked_limit(model: ServedModel, prompt: list[int], request: "GenerationRequest | TextChat") -> int:
-    """Check the request against the model; return the output limit in tokens."""
-    model.require_servable()
-    limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
-    limit = request.limited_by_logprobs(len(prompt), limit)
-    vocab_size = model.engine.ready.vocab_size
-    request.check_vocabulary(vocab_size)
-    if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens without an embedding in the model
-        token = model.text.tokenizer.token_text(largest)
-        raise invalid_body(
-            f"the prompt contains the token {token!r}, which is not in the model's vocabulary; remove it"
-        )
-    return limit
-
-
-def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:
-    """Return the output limit: `requested` or `default`, within the context.
-
-    Args:
-        default: output limit if the request sets none; 0 for all tokens of the context after the prompt.
-
-    Raises:
-        ApiError: the prompt is empty, or is so long that the context has no space for output.
-    """
-    if not prompt:
-        raise invalid_body("the prompt has no tokens; send some text")
-    free = context_length - len(prompt)
-    if free < 0 or (free == 0 and requested != 0):
-        raise context_length_exceeded(len(prompt), context_length)
-    return min((default or free) if requested is None else requested, free)
-
-
-def sampling_params(
-    request: "GenerationRequest | TextChat", defaults: Mapping[str, float], choice: int = 0
-) -> SamplingParams:
-    """Return the sampling parameters for one answer.
-
-    Each parameter is the request's value if set, else the model's default, else helexa's default.
-
-    Args:
-        choice: index of the answer. It is added to the request's seed, because several answers must differ.
-    """
-
-    def resolve(name: str) -> float:
-        requested: float | None = getattr(request, name)
-        value = defaults.get(name, _FALLBACKS[name]) if requested is None else requested
-        return BOUNDS[name].nearest(value)  # requests are validated, but a model's file may hold any value
-
-    temperature = resolve("temperature")
-    return SamplingParams(
-        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
-        top_p=max(resolve("top_p"), _LEAST_TOP_P),
-        top_k=max(int(resolve("top_k")), 0),  # -1 is vLLM's spelling of "off"
-        min_p=resolve("min_p"),
-        repetition_penalty=resolve("repetition_penalty"),
-        frequency_penalty=request.frequency_penalty or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        seed=secrets.randbits(63) if request.fixed_seed is None else (request.fixed_seed + choice) & _SEED_MASK,
-        logit_bias=request.logit_bias or {},
-        logprobs=request.alternatives,
-    )
 
 
 def _engine_error(output: TokenOutput) -> ApiError:

@@ -30,7 +30,8 @@ NAMED_TEMPLATES = {f"additional_chat_templates/{name}.jinja": name for name in (
 SamplingDefaults = dict[str, float | int]
 """Values that a model's publisher recommends: any of the keys of `_SAMPLING_KEYS`.
 
-A value in the request overrides them, and they override the node's defaults (`neuron.requests.inference`).
+A value in the request overrides them, and they override the node's defaults
+(`neuron.requests.sampling_and_context_limit`).
 """
 
 # For each sampling parameter (also its key in generation_config.json), its key in a GGUF file's metadata.

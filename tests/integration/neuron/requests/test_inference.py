@@ -11,7 +11,8 @@ from helexa.neuron.config import AdmissionConfig, TorchConfig
 from helexa.neuron.engine.ipc.messages import Generate, TokenOutput
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.output_events import Failed, Finished, InferenceEvent, Started, TextDelta
-from helexa.neuron.requests.inference import output_limit, run, sampling_params
+from helexa.neuron.requests.inference import run
+from helexa.neuron.requests.sampling_and_context_limit import output_limit, sampling_params
 from neuron.fake_models import until
 from neuron.scripted_engine import CONTEXT, END, TIMING, TOKENIZER, Say, answer, endless, failing, scripted_model
 

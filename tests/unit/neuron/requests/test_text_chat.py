@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.neuron.requests.inference import sampling_params
+from helexa.neuron.requests.sampling_and_context_limit import sampling_params
 from helexa.neuron.requests.text_chat import TextChat
 
 BODY: dict[str, Any] = {

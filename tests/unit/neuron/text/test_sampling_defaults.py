@@ -5,7 +5,7 @@ import json
 import pytest
 
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.neuron.requests.inference import output_limit, sampling_params
+from helexa.neuron.requests.sampling_and_context_limit import output_limit, sampling_params
 from helexa.neuron.text.text_settings import defaults_in_directory, defaults_in_gguf
 
 
