@@ -54,7 +54,7 @@ from helexa.neuron.weights.quantization_formats import share_left
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or only for values that need validation
     from helexa.core.wire.openai_chat import ChatRequest
     from helexa.neuron.config import NeuronConfig
-    from helexa.neuron.lifecycle.served_model import ServedModel
+    from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 
 # Other processes import what the extra `neuron` installs, and their errors would not name the extra.
 if find_spec("tokenizers") is None:

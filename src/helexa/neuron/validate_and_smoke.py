@@ -33,7 +33,7 @@ from helexa.neuron.engine.ipc.messages import CollectiveResult, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.device_choice import default_device
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.sources.hubs_and_sources import Sources
 
 _TOKENS = 16

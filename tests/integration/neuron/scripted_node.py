@@ -15,7 +15,7 @@ from starlette.routing import Route
 from helexa.core.sse import EventParser
 from helexa.http.listener import Listener
 from helexa.neuron.config import ResponsesConfig
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.routes import chat, completions, health_and_model_list, responses
 from helexa.neuron.routes.requests_replies_and_errors import HANDLERS
 from helexa.neuron.routes.stored_responses import ResponseStore

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # modules that only servers need, or that are imported while 
     from helexa.core.node_reports import FailedLoad, ModelInfo
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.host_group import Membership
-    from helexa.neuron.lifecycle.served_model import ServedModel
+    from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from helexa.neuron.options import TorchOptions
 if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
     from helexa.core.node_reports import ModelInfo, ModelStatus
     from helexa.neuron.grammar import GrammarChecker
-    from helexa.neuron.lifecycle.served_model import ServedModel
+    from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
     from helexa.neuron.text.model_text import ModelText
     from helexa.neuron.vision.model_vision import ModelVision
 
@@ -409,7 +409,7 @@ class HostedModel:
 
 def _served_model() -> "type[ServedModel]":
     """Import and return `ServedModel`; slow, so it runs while the engine loads."""
-    from helexa.neuron.lifecycle.served_model import ServedModel
+    from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 
     return ServedModel
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, service_unavailable
 from helexa.core.logs import tell
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.requests.request_and_run_records import RunRecord, current
 
 _AT_ONCE = 4  # concurrent texts of one request

@@ -13,7 +13,7 @@ from helexa.core.errors import ApiError, internal_error, service_unavailable
 from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.engine_client.token_stream import TokenStream
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.output_constraint import Constraint, chat_constraint, schemas_of

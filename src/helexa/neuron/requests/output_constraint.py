@@ -17,7 +17,7 @@ from helexa.neuron.grammar import (
     in_final_channel,
 )
 from helexa.neuron.grammar.single_call import is_name
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.parsers.output import Tools
 
 if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests

@@ -17,7 +17,7 @@ from helexa.core.errors import (
 from helexa.core.logs import tell
 from helexa.core.wire.usage_and_encoded_lists import CacheMiss
 from helexa.neuron.engine.ipc.messages import PrefixMiss
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.text.chat_template import TemplateError
 from helexa.neuron.vision.image_tokens_and_errors import (
     ImageError,

@@ -15,7 +15,7 @@ from helexa.core.errors import ApiError
 from helexa.core.logs import tell
 from helexa.core.wire.usage_and_encoded_lists import CacheMiss
 from helexa.neuron.engine.ipc.messages import Timing, TokenOutput
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import Failed, Finished, FinishReason, PromptCounted, Started
 from helexa.neuron.requests.answer_reader import AnswerReader
 

@@ -9,7 +9,7 @@ import msgspec
 from helexa.core.errors import context_length_exceeded, invalid_body
 from helexa.core.sampling import BOUNDS
 from helexa.neuron.engine.ipc.messages import SamplingParams
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 
 if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
     from helexa.core.wire.request import GenerationRequest

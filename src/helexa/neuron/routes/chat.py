@@ -22,7 +22,7 @@ from helexa.core.wire.openai_chat import (
     ToolCall,
 )
 from helexa.core.wire.usage_and_encoded_lists import Encoded, Usage
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import (
     Finished,
     OutputEvent,

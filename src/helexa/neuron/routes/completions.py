@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from helexa.core.wire.openai_completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from helexa.core.wire.usage_and_encoded_lists import Usage
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import Finished, OutputEvent, PromptScores, Started, TextDelta, TokenLogprob
 from helexa.neuron.requests.inference import run
 from helexa.neuron.requests.output_constraint import completion_constraint

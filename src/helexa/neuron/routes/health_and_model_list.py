@@ -20,7 +20,7 @@ from helexa.neuron.hardware.discovery import build_facts, discover
 from helexa.neuron.hardware.host_memory import host_memory
 from helexa.neuron.lifecycle.default_models import Activation
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.requests.metrics import TEXT_FORMAT
 from helexa.neuron.requests.request_and_run_records import UsageRecords
 

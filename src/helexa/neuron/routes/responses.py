@@ -19,7 +19,7 @@ from helexa.core.wire.responses_output import Event, Logprob, ResponseUsage, res
 from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest, with_renamed_param
 from helexa.core.wire.responses_writer import ResponseWriter
 from helexa.http.responses import JsonResponse
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import (
     Failed,
     Finished,

@@ -20,7 +20,7 @@ from helexa.core.wire.tokens_and_embeddings import (
 )
 from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.requests.embedding import embedded
 from helexa.neuron.requests.prompt import prepared_images, rendered_prompt, thinking_variables
 from helexa.neuron.routes.requests_replies_and_errors import principal_of, read_json

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.neuron.config import ContextLimitConfig, read_config
-from helexa.neuron.lifecycle.served_model import (
+from helexa.neuron.lifecycle.served_model_and_context_limit import (
     HOLD_SECONDS,
     LEAST_BY_RATE,
     EngineProperties,

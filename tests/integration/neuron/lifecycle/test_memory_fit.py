@@ -16,7 +16,7 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.host_memory import own_bytes
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.weights.checkpoint import Checkpoint
 from neuron.running_node import Node, running
 

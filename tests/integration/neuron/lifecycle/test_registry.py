@@ -21,7 +21,7 @@ from helexa.neuron.engine.ipc.messages import SamplingParams, Timing
 from helexa.neuron.engine_client.process_and_standby import Child
 from helexa.neuron.lifecycle import model_loader
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.sources.fetch_and_errors import ProgressReport
 from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.text.model_text import ModelText

@@ -11,7 +11,7 @@ from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.lifecycle.served_model import HOLD_SECONDS, ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import HOLD_SECONDS, ServedModel
 from helexa.neuron.requests.inference import run
 from helexa.neuron.text.model_text import ModelText
 from neuron.scripted_engine import CONTEXT, TOKENIZER, ScriptedEngine, answer, scripted_model

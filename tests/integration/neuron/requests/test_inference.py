@@ -9,7 +9,7 @@ from helexa.core.errors import ApiError
 from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.config import AdmissionConfig, TorchConfig
 from helexa.neuron.engine.ipc.messages import Generate, TokenOutput
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import Failed, Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.requests.inference import run
 from helexa.neuron.requests.sampling_and_context_limit import output_limit, sampling_params

@@ -18,7 +18,7 @@ from helexa.core.wire.openai_chat import ChatRequest
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import (
     Finished,
     InferenceEvent,

@@ -12,7 +12,7 @@ from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import Finished, Started
 from helexa.neuron.requests.inference import run
 from neuron.fake_models import until

@@ -8,7 +8,7 @@ from helexa.core.node_reports import ModelSpec
 from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.config import AdmissionConfig, TorchConfig
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import Finished, TextDelta
 from helexa.neuron.requests.inference import run
 from helexa.neuron.text.model_text import ModelText
