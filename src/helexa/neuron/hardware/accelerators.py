@@ -1,6 +1,7 @@
 """NVIDIA devices and their connections, as NVML reports them, without torch.
 
-The devices have torch's numbers: `CUDA_VISIBLE_DEVICES` of this process selects and orders them.
+Devices have the same indexes as in torch. The environment variable `CUDA_VISIBLE_DEVICES` selects the visible devices
+and their order.
 """
 
 import ctypes
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helexa.core.logs import quoted
 
-if TYPE_CHECKING:  # records import pydantic, which machines without a GPU need only in servers
+if TYPE_CHECKING:  # `node_reports` imports pydantic, which is slow; without a GPU, only servers need it
     from helexa.core.node_reports import Device, DeviceHealth
 
-_P2P_READ = 0  # pynvml's constant NVML_P2P_CAPS_INDEX_READ is a tuple by mistake
+_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ; pynvml's constant of this name is a tuple by mistake
 
 ValueT = TypeVar("ValueT")
 
@@ -42,7 +43,7 @@ class DeviceLink:
     first: int
     second: int
     path: str | None = None  # what the PCIe path between the devices crosses, as text
-    # number of active NVLinks of each device, if NVLink connects the two devices; 0 if it does not
+    # active NVLinks of the device that has fewer of them, if NVLink connects the two devices; 0 if it does not
     nvlinks: int | None = None
     peer_access: bool | None = None  # whether the devices can read each other's memory directly
 
@@ -108,7 +109,7 @@ class Accelerators:
 
 @cache
 def accelerators() -> Accelerators:
-    """Return the NVIDIA devices that engines can use; errors in `unavailable`."""
+    """Return the NVIDIA devices that engines can use, or why no device is usable."""
     results: list[Accelerators] = []
     # A separate thread makes the calls, because a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
@@ -207,11 +208,11 @@ def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
 
 @cache
 def _nvml() -> tuple[Any, str | None]:
-    """Return NVML and None, or None and why the installed driver does not work.
+    """Return the module `pynvml` and None, or None and why the driver does not work.
 
-    Without a driver or without the package `nvidia-ml-py`, both elements are None.
+    Both are None if no driver is loaded or the package `nvidia-ml-py` is not installed.
     """
-    if sys.platform == "linux":  # `pynvml` is slow to import, and few machines without NVIDIA's library need it
+    if sys.platform == "linux":  # `pynvml` is slow to import, and useless without NVIDIA's library
         try:
             ctypes.CDLL(_LIBRARY)
         except OSError:

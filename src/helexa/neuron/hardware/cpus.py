@@ -11,24 +11,27 @@ FOLDER = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-_SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # the second is the name before Linux 5.3
+# File with the list of the CPUs of one core. The second name is that of Linux before 5.3.
+_SIBLINGS = ("core_cpus_list", "thread_siblings_list")
 _MAX_CPUS = 1 << 16
 
-NUMA_FOLDER = "NEURON_DEBUG_NUMA"  # variable that names a folder to read as `/sys/devices/system/node` (tests)
+# For tests: environment variable with the path of a folder to read instead of `/sys/devices/system/node`.
+NUMA_FOLDER = "NEURON_DEBUG_NUMA"
 
 _FOLDER = Path("/sys/devices/system/node")
 _MEMORY = re.compile(r"MemTotal:\s*(\d+) kB")
 
 
 def control_groups(controller: str, folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> list[Path]:
-    """Return the folders of this process's control groups (CPU limits), inner first.
+    """Return the folders of this process's control groups, the innermost first.
 
     Version 2 of control groups has one hierarchy of groups, and version 1 has a hierarchy for each controller. A
     system may have both.
 
     Args:
+        controller: the limited resource: `cpu` or `memory`.
         own_groups: a file like `/proc/self/cgroup`. In a container, the file may name groups that do not exist in
-            `folder`; the group of the container is then the root of its hierarchy.
+            `folder`. The container's own group is then the root folder of the hierarchy, which is always returned.
     """
     groups: list[Path] = []
     for line in text_of(own_groups).splitlines():
@@ -61,7 +64,7 @@ def physical_cores(cpus: Collection[int] | None = None) -> int:
     cpus = usable_cpus() if cpus is None else cpus
     if any((_TOPOLOGY / f"cpu{cpu}/topology").is_dir() for cpu in cpus):
         return len(cores(cpus))
-    import psutil  # not installed with a gateway, which reads the configuration of nodes
+    import psutil  # imported only here: gateways import this module, too, and may be installed without psutil
 
     # Without Linux's files, only the number of cores of the whole machine is known.
     return max(min(len(cpus), psutil.cpu_count(logical=False) or len(cpus)), 1)
@@ -74,6 +77,7 @@ def cpu_limit(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> float | N
     """
     limits: list[float] = []
     for group in control_groups("cpu", folder, own_groups):
+        # `cpu.max` exists in version 2 of control groups, the other two files in version 1.
         first_version = f"{text_of(group / 'cpu.cfs_quota_us')} {text_of(group / 'cpu.cfs_period_us')}"
         quota, _, period = (text_of(group / "cpu.max") or first_version).partition(" ")
         if quota.isdecimal() and period.isdecimal():  # without a limit, the quota is `max` or -1

@@ -41,11 +41,12 @@ def choose_device(
 ) -> DeviceChoice:
     """Choose the device on which a model runs.
 
-    It is the CUDA device with the most free memory if the model fits there, else Apple's GPU if there is one, else the
-    CPU.
+    The choice is the CUDA device with the most free memory if the model fits there, else Apple's GPU if there is one,
+    else the CPU.
 
     Args:
         model_bytes: size of the model's files in bytes; 0 if unknown.
+        mps: whether torch can use a GPU of Apple.
         skipped: texts that say why other devices cannot be used. They are included in the result.
     """
     needed = int(model_bytes * _WORKING_SHARE) + _WORKING_BYTES
@@ -65,7 +66,7 @@ def device_for(model_bytes: int) -> DeviceChoice:
     facts = accelerators()
     if not (facts.devices or facts.unavailable or has_nvidia_driver() or sys.platform == "darwin"):
         return choose_device(model_bytes, ())
-    # Imported only now: this module reads the installed packages, which matter only on a machine with a GPU.
+    # Imported only here, because machines without a GPU do not need this import and are faster without it.
     from helexa.neuron.hardware.discovery import has_apple_silicon, has_gpu_torch, overlooked, torch_version
 
     if not has_gpu_torch():
@@ -86,12 +87,12 @@ def _free(device: "Device", free_bytes: Mapping[int, int]) -> int:
 
 
 def default_device() -> str:
-    """Return torch's name of the default device: the largest CUDA device or `cpu`.
+    """Return torch's name of the default device: a CUDA device or `cpu`.
 
-    The result is `cpu`, too, if torch is not installed or is a CPU build. If NVIDIA's driver is installed but does not
-    work, the result is `cuda:0`.
+    The default is the CUDA device with the most memory. It is `cpu` if there is no CUDA device, or if torch is not
+    installed or is a CPU build. If NVIDIA's driver is installed but does not work, the result is `cuda:0`.
     """
-    from helexa.neuron.hardware.discovery import discover, has_gpu_torch  # a private engine starts without it
+    from helexa.neuron.hardware.discovery import discover, has_gpu_torch  # slow; private engines do not need it
 
     facts = discover()
     if not has_gpu_torch():

@@ -23,7 +23,7 @@ from helexa.neuron.hardware.host_memory import memory_id
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """Discover the members of `GET /version`: helexa, Python, torch, Triton.
+    """Return the fields of `GET /version`: builds of helexa, Python, torch, Triton.
 
     The first call runs git if helexa runs from a git checkout. Later calls return the same result.
     """
@@ -44,12 +44,13 @@ def _installed_version(package: str) -> str:
         text = metadata.distribution(package).read_text("METADATA") or ""
     except metadata.PackageNotFoundError:
         return ""
-    version = re.search(r"^Version: *(.+)$", text, re.MULTILINE)  # `metadata.version` parses the whole text as an email
+    # Not `metadata.version`, which is slower because it parses the whole text as an email.
+    version = re.search(r"^Version: *(.+)$", text, re.MULTILINE)
     return version[1].strip() if version else ""
 
 
 def _torch_facts() -> dict[str, str]:
-    """Return the string constants of `torch/version.py`, without an import."""
+    """Return the string constants of `torch/version.py` without importing torch."""
     try:
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
     except (OSError, metadata.PackageNotFoundError):

@@ -8,9 +8,10 @@ from helexa.neuron.hardware.cpus import FOLDER, OWN_GROUPS, control_groups, text
 _MEMORY = Path("/proc/meminfo")
 _ENTRY = re.compile(r"^(MemTotal|MemAvailable): *(\d+) kB$", re.MULTILINE)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Above `memory.high`, the kernel does not end a process, but stops it again and again to reclaim memory.
+# `memory.high` counts as a limit: above it, the kernel does not kill a process, but slows it down to reclaim memory.
 _LIMITS, _USED = ("memory.max", "memory.high", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
-# Lines of `memory.stat` that count a group and its child groups. In version 1, only the names with `total_` do.
+# Names in `memory.stat` of memory that the kernel can reclaim. The sums must include a group's child groups. In version
+# 1 of control groups, only the names with `total_` include them.
 _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 _RECLAIMABLE_V1 = ("total_inactive_file ", "total_active_file ")
 
@@ -18,7 +19,7 @@ _RECLAIMABLE_V1 = ("total_inactive_file ", "total_active_file ")
 def host_memory(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> tuple[int, int]:
     """Return the free and the total bytes that this process may use.
 
-    Both are limited by the control groups of the process. The arguments are those of `control_groups`.
+    The control groups of the process limit both numbers. The arguments are those of `control_groups`.
     """
     free, total = _machine_memory()
     for group, limit in _limits(total, folder, own_groups):
@@ -28,10 +29,10 @@ def host_memory(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> tuple[i
 
 
 def memory_id(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> str | None:
-    """Return an id shared by processes with the same `host_memory`, or None.
+    """Return an id that is equal for processes that share the same host memory.
 
     The id is a hash of the id of the machine's boot, and of the control group with the lowest limit. It reveals nothing
-    else about the machine.
+    else about the machine. The result is None if the files of Linux with these values cannot be read.
     """
     import hashlib  # loads OpenSSL, which only servers need
 
@@ -56,7 +57,7 @@ def _machine_memory() -> tuple[int, int]:
 
 
 def _limits(total: int, folder: Path, own_groups: Path) -> list[tuple[Path, int]]:
-    """Return the control groups that limit memory below `total`, with limits."""
+    """Return the control groups that limit memory below `total`, each with its limit."""
     groups = control_groups("memory", folder, own_groups)
     limits = [(group, min(_numbers(group, _LIMITS), default=total)) for group in groups]
     return [(group, limit) for group, limit in limits if limit < total]
@@ -78,13 +79,13 @@ def own_bytes(pid: int) -> int | None:
 
 
 def engine_bytes(pid: int) -> int | None:
-    """Return `own_bytes` of an engine process and its children."""
+    """Return the `own_bytes` of an engine and its child processes; None if it ended."""
     own = own_bytes(pid)
     return None if own is None else own + sum(own_bytes(child) or 0 for child in _children(pid))
 
 
 def _children(pid: int) -> list[int]:
-    """Return the processes that the main thread of the process `pid` has started."""
+    """Return the ids of the processes that the main thread of process `pid` started."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -102,6 +103,9 @@ def _reclaimable(group: Path) -> int:
 
 
 def _numbers(group: Path, names: tuple[str, ...]) -> list[int]:
-    """Return the numbers in the files `names` of a control group, without `max`."""
+    """Return the numbers in the files `names` of a control group.
+
+    Missing files, and files with the text `max` (no limit), are left out.
+    """
     texts = (text_of(group / name) for name in names)
     return [int(text) for text in texts if text.isdecimal()]

@@ -36,9 +36,9 @@ _MAX_SECONDS = 10.0
 _MAX_BYTES = 2 << 30
 _MAX_NAME_CHARS = 64
 _RUNTIME = 20 << 20
-_LOGITS_ARRAYS = 2  # the workspace of the native kernels rounds sizes up to powers of two
+_LOGITS_ARRAYS = 2  # factor on the size of the logits, because the kernels' workspace rounds sizes up to powers of two
 _KV_ITEM_BYTES = 2
-# Bytes per number after the engine has loaded a tensor, by safetensors type; 1 for other types.
+# Bytes per element of a tensor in the engine's memory, by its safetensors type; 1 for other types.
 _UNPACKED_BYTES = {"F64": 8, "I64": 8, "I32": 4, "U32": 4, "F32": 2, "F16": 2, "BF16": 2}
 
 _LENGTH_BYTES = 8
@@ -46,7 +46,7 @@ UNCOUNTED = ("U8", "I8", "I32")  # types of packed codes and scales, whose eleme
 
 
 class InspectionRequest(msgspec.Struct):
-    """Request to inspect the model at `path` for steps of `rows` tokens."""
+    """Request to inspect a model for steps of `rows` tokens of `sequences` sequences."""
 
     path: str
     rows: int
@@ -61,7 +61,8 @@ class Inspection(msgspec.Struct):
     context: int | None = None  # trained context length, in tokens; None if unknown
     architecture: str | None = None  # name of the architecture in the files; None if unknown
     parameters: int | None = None  # number of parameters; None if unknown
-    # True if the chat template offers tools, or can switch reasoning on. The loaded model may support more.
+    # `tool_call`: whether the chat template uses the client's tools. `reasoning`: whether the template can switch
+    # reasoning on. If False, the loaded model may still support the feature.
     tool_call: bool = False
     reasoning: bool = False
     vision: bool = False  # whether the model seems to have a vision part
@@ -109,10 +110,10 @@ def inspect(path: Path, rows: int, sequences: int) -> Inspection:
 
 
 def template_abilities(templates: TemplateSources) -> tuple[bool, bool]:
-    """Inspect templates: return whether they offer tools, and control reasoning."""
+    """Return whether templates use `tools`, and whether they use `enable_thinking`."""
     variables = set[str]()
     for source in (templates.default, templates.tool_use):
-        with suppress(TemplateError, RecursionError):  # a broken template has no variables
+        with suppress(TemplateError, RecursionError):  # an invalid template counts as a template without variables
             if source is not None and len(source) <= MAX_SOURCE_LENGTH:
                 variables |= TemplateEnvironment().undeclared(source)
     return "tools" in variables, "enable_thinking" in variables
@@ -158,14 +159,15 @@ def _kv_position_bytes(settings: Settings, config: Mapping[str, Any]) -> int:
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != settings.layers:
         kinds = ["full_attention"] * settings.layers
-    # The last layers may read the KV cache of earlier layers.
+    # The last layers of some models read the KV cache of earlier layers, and store no K and V themselves.
     shared = settings.positive("num_kv_shared_layers") if config.get("num_kv_shared_layers") else 0
     kv_heads = settings.positive("num_global_key_value_heads", settings.kv_heads)
     numbers = {
         "full_attention": kv_heads * settings.positive("global_head_dim", settings.head_dim),
         "sliding_attention": settings.kv_heads * settings.head_dim,
     }
-    stored = 2 if config.get("kv_lora_rank") is None else 1  # latents are both keys and values
+    # With latent attention (MLA), one vector per position serves as both key and value.
+    stored = 2 if config.get("kv_lora_rank") is None else 1
     return stored * sum(numbers.get(kind, 0) for kind in kinds[: settings.layers - shared]) * _KV_ITEM_BYTES
 
 
@@ -182,7 +184,8 @@ class Description:
     architecture: str  # `model_type` in a checkpoint's `config.json`, or the architecture name in a GGUF file
     weights: str  # file format, and dtype of most weights
     parameters: int | None
-    context_length: int | None  # as the engine supports it: with YaRN, and without dual chunk attention
+    # The length that the engine supports. YaRN extends it. An extension by dual chunk attention is not supported.
+    context_length: int | None
     license: str | None = None
     tools: bool | None = None  # whether the chat template and the vocabulary support tool calls
     reasoning: bool | None = None  # whether the chat template and the vocabulary support reasoning

@@ -51,7 +51,7 @@ def engine_options(spec: LoadOptions, config: TorchOptions, device: str, group_h
     if spec.harness not in _HARNESSES:
         raise HelexaError(f"unknown harness '{spec.harness}'; leave harness out, or set it to 'torch'")
     devices = spec.devices or []
-    # Gateways also send device indices to nodes without accelerators.
+    # On a node without CUDA, device indices are ignored, because gateways also send them to such nodes.
     chosen = f"cuda:{devices[0]}" if devices and device.startswith("cuda") else device
     if chosen.startswith("cuda") and (reason := accelerators().unavailable):
         raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
@@ -186,7 +186,7 @@ def _hosts_for(requested: int | None, hosts: int) -> int:
         hosts: number of hosts in the node's host group; 1 if it has no group.
 
     Raises:
-        HelexaError: the group has fewer hosts.
+        HelexaError: `requested` is less than 1 or greater than `hosts`.
     """
     if requested is not None and not 1 <= requested <= hosts:
         where = "this node has no host group" if hosts == 1 else f"the host group has {hosts} hosts"
@@ -195,14 +195,14 @@ def _hosts_for(requested: int | None, hosts: int) -> int:
 
 
 def devices_of_ranks(options: EngineOptions, requested: Sequence[int], visible: "Sequence[Device]") -> list[str]:
-    """Return each rank's torch device for a load; empty if all have the same.
+    """Return each rank's torch device; empty if all ranks run on `options.device`.
 
     Args:
         requested: device indices in the load request; empty for the first visible devices that are alike.
 
     Raises:
         TensorParallelError: the node has too few CPUs or devices, or the devices differ.
-        HelexaError: the request contradicts itself.
+        HelexaError: `requested` names a wrong number of devices, an unknown device or a device twice.
     """
     ranks = options.tensor_parallel
     if ranks < 1:

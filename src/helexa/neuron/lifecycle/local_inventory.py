@@ -25,7 +25,8 @@ FRESH_SECONDS = 1.0  # a list that was checked within this time is returned with
 WATCH_SECONDS = 5.0
 _REST = 50  # the pause after a check is at least this many times as long as the check
 _SCAN_SECONDS = 60.0
-_OVERHEAD, _OVERHEAD_MB = 1.05, 300  # memory of a model beside its weights, if only their size is known
+# If only the size of a model's weights is known, the estimate of its memory is size * _OVERHEAD + _OVERHEAD_MB.
+_OVERHEAD, _OVERHEAD_MB = 1.05, 300
 _THREADS = 2
 
 _Version = tuple[Path, int, int]  # path, modification time and size of files; a new version is inspected
@@ -33,13 +34,13 @@ _Version = tuple[Path, int, int]  # path, modification time and size of files; a
 
 @dataclass(frozen=True)
 class _Scan:
-    """The result of one look at all folders."""
+    """The result of one scan of the download caches and the model folders."""
 
-    cache_state: frozenset[tuple[str, int]] = frozenset()
+    cache_state: frozenset[tuple[str, int]] = frozenset()  # if unchanged, the caches need not be read again
     cached: tuple[FoundModel, ...] = ()
     in_folders: tuple[FoundModel, ...] = ()
-    problems: tuple[str, ...] = ()
-    complete: bool = True
+    problems: tuple[str, ...] = ()  # one line for each model folder that cannot be read
+    complete: bool = True  # False if a limit ended the scan of the model folders
 
 
 class LocalInventory:
@@ -75,7 +76,7 @@ class LocalInventory:
         return self._list.revision
 
     async def current(self) -> LocalModels:
-        """Return the models on this node, or the last list if the check is slow."""
+        """Return the models on this node; the previous list if the check fails."""
         async with self._lock:
             if self._checked_at is None or time.monotonic() - self._checked_at > FRESH_SECONDS:
                 await self._check()
@@ -83,7 +84,9 @@ class LocalInventory:
         return self._list
 
     async def estimate_mb(self, source: ModelSource, quant: str | None) -> int | None:
-        """Return a model's need in MiB from headers or a hub's sizes; None if unknown.
+        """Estimate the MiB of memory that a model needs; None if unknown.
+
+        The estimate uses the headers of local files, or else the file sizes that a hub reports.
 
         Raises:
             SourceError: there is no such model.
@@ -105,7 +108,7 @@ class LocalInventory:
         self._wake.set()
 
     async def run(self) -> None:
-        """Check folders and inspect new models, from the first `current` on."""
+        """After the first call of `current`, check folders and inspect models forever."""
         try:
             await self._wake.wait()
             while True:

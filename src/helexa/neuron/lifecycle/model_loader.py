@@ -81,7 +81,8 @@ class ModelLoader:
         self._sources = sources
         self._device = device
         self._group = group
-        # While any model sleeps, one standby process is ready for its wake or for the load of another model.
+        # While any model sleeps, an engine process without a model waits. The next wake or load takes this process, and
+        # need not start one.
         self._standby = WarmStandby(spawn)
         self._replacements: set[asyncio.Task[None]] = set()  # calls of `keep_standby` after the start of an engine
         self._clock = clock
@@ -206,18 +207,19 @@ class ModelLoader:
         )
 
     async def keep_standby(self) -> None:
-        """Keep a standby process for the next wake while any model sleeps, else none."""
+        """Start a standby process if any model sleeps; otherwise end the standby process."""
         # No standby on a GPU: a process that has imported torch and opened a GPU takes hundreds of megabytes of memory.
         if self._device.startswith("cuda") or not self._any_sleeps():
             await self._standby.close()
             return
-        with suppress(HelexaError, OSError):  # without the process, a wake only takes longer
+        with suppress(HelexaError, OSError):  # an error is harmless: without a standby process, a wake takes longer
             await self._standby.begin()
 
     def _replace_standby(self) -> None:
         """Call `keep_standby` soon, after the start of an engine."""
-        # In a task that runs later, because a model that has just woken still counts as sleeping here. Not earlier,
-        # because the standby process would compete with the engine that starts.
+        # The call runs in a task, after the caller has changed the model's status. At this point, a model that has just
+        # woken still has the status `sleeping`. The standby process starts only after the engine, because the two
+        # starts would compete for the CPU.
         task = asyncio.create_task(self.keep_standby(), context=Context())
         self._replacements.add(task)
         task.add_done_callback(self._replacements.discard)

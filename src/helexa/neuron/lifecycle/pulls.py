@@ -62,7 +62,7 @@ class Pulls:
         return pull
 
     def cancel(self, model: str) -> Pull | None:
-        """Cancel the running download of a model; return its state, or None."""
+        """Cancel a model's download; return its state, or None if no download runs."""
         task = self._tasks.pop(model, None)
         if task is None:
             return None
@@ -99,7 +99,8 @@ class Pulls:
             pull.status, pull.stage = "done", None
             log.info("downloaded model=%s", quoted(pull.model))
         finally:
-            if self._tasks.get(pull.model) is asyncio.current_task():  # otherwise the pull was canceled
+            # `cancel` has removed the task already, and a new download of the model may be running.
+            if self._tasks.get(pull.model) is asyncio.current_task():
                 del self._tasks[pull.model]
             self._ended()
 

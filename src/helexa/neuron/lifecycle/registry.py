@@ -146,7 +146,7 @@ class Registry:
                 self.events["failed_loads" if failed else "loads"] += 1
             if failed:
                 heaps_and_shared_memory.trim_heaps()
-            else:  # later, because it would delay the first request by 20 ms
+            else:  # run later, because trimming takes 20 ms and would delay the model's first request
                 asyncio.get_running_loop().call_later(_GIVE_BACK_SECONDS, heaps_and_shared_memory.trim_heaps)
 
         work.add_done_callback(ended)
@@ -162,7 +162,7 @@ class Registry:
         if (load := self._busy.get(model_id)) in self._loads:
             load.cancel()
             await asyncio.wait([load])
-            if load.cancelled():  # otherwise the load has just ended
+            if load.cancelled():  # if the load ended before the cancellation, the model is unloaded below
                 log.info("load canceled model=%s", quoted(model_id))
                 return
         await self._idle(model_id)

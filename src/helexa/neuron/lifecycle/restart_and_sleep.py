@@ -36,9 +36,11 @@ log = logging.getLogger(__name__)
 SAVE_SECONDS = 10.0  # longest time for saving the prefix cache, before the engine ends
 _LEAST_TEXT_SECONDS = 1.0  # shortest time for which a sleeping model keeps a tokenizer process
 _EXIT_SECONDS = 3.0  # time after saving in which the engine must exit
-_CONTEXT_PART = 0.9  # part of the former context length that must fit; otherwise, other models are put to sleep
+# A waking model needs memory for this part of its former context length. If too little is free, other models are put
+# to sleep.
+_CONTEXT_PART = 0.9
 _ROOM_SECONDS = 240.0  # longest time in which other models are put to sleep for the memory of this model
-_ARRIVAL_SECONDS = 1.0  # time for which the model stays awake after a wake for which no request waits
+_ARRIVAL_SECONDS = 1.0  # if no request waits at the end of a wake, the model stays awake for at least this time
 _RETRY_SECONDS = 5
 _CALM_SECONDS = 30.0
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -76,7 +78,8 @@ Launch = Callable[[Callable[[Progress], None] | None, Callable[[str], None], int
 """Function that starts an engine with the model and returns its client.
 
 The first two arguments are called with the progress of the load, and with the reason if the engine exits after the
-load. The third argument is the number of KV pages that the engine must get.
+load. The third argument is the smallest acceptable number of KV pages. With less free memory, the start fails with
+`DoesNotFitError`.
 """
 
 
@@ -84,8 +87,8 @@ class HostedModel:
     """A model of this node, with the engine process that runs the model.
 
     Args:
-        texts: function that reads text processing and image preparation (None without a vision part) from the model's
-            files. The first `open` awaits it while the engine loads.
+        texts: awaitable that reads the text processing and the image preparation from the model's files. The image
+            preparation is None if the model has no vision part. `open` awaits `texts` while the engine loads.
         idle_unload_secs: seconds without requests after which the model falls asleep; 0 for never.
         make_room: puts another model to sleep, to free memory for this model. Returns whether it put one to sleep.
         prepare_wake: called when the model has fallen asleep; starts work that makes its next wake faster.
@@ -190,7 +193,8 @@ class HostedModel:
     def set_idle_unload_secs(self, secs: float) -> None:
         """Let the model fall asleep after `secs` seconds without requests; 0: never."""
         self.idle_unload_secs = secs
-        if self.status in ("loaded", "sleeping"):  # the watch of a sleeping model ends its tokenizer process
+        # The watch task also runs for a sleeping model: it ends the model's idle tokenizer process.
+        if self.status in ("loaded", "sleeping"):
             self._watch_idle()
 
     def fall_asleep(self) -> "asyncio.Task[None]":
@@ -222,7 +226,7 @@ class HostedModel:
             await self._one_wake()
 
     def retire(self) -> None:
-        """Disable restarts and wakes: an exit of the engine is no crash from now on."""
+        """Disable restarts and wakes. Later exits of the engine do not count as crashes."""
         self._closed = True
         for task in (self._idle_watch, self._waking):
             if task is not None:
@@ -235,7 +239,7 @@ class HostedModel:
             save_secs: longest time for saving the prefix cache to disk.
         """
         self.retire()
-        self.model.reject_requests()  # also requests that wait for the wake
+        self.model.reject_requests()  # including the requests that wait for the model to wake
         if self._recovery is not None:
             self._recovery.cancel()
         ending = [task for task in (self._recovery, self._waking, self._falling_asleep) if task is not None]
@@ -245,7 +249,7 @@ class HostedModel:
 
     def _watch_idle(self) -> None:
         if self._idle_watch is not None:
-            self._idle_watch.cancel()  # it may still watch the sleep that has ended
+            self._idle_watch.cancel()  # the old task may not have noticed yet that the model is awake
         if self.idle_unload_secs and not self._closed:
             self._idle_watch = asyncio.create_task(self._sleep_when_idle(), context=Context())
 
@@ -253,12 +257,13 @@ class HostedModel:
         while (rest := self.idle_unload_secs - self.idle_secs) > 0:
             await self._sleep(rest)
             if self.status != "loaded":
-                break  # another model needed the memory, or a client put the model to sleep
+                break  # for example, the model was put to sleep for another model's memory, or by a client
         if self.status == "loaded":
             self.fall_asleep()
         while self.status == "sleeping":
             await self._sleep(max(self.idle_unload_secs, _LEAST_TEXT_SECONDS))
-            if self.status == "sleeping" and self._waking is None:  # a client may only have counted tokens
+            # A request that only counts tokens starts the tokenizer process again without waking the model.
+            if self.status == "sleeping" and self._waking is None:
                 await asyncio.to_thread(self.model.text.end_process)
 
     def _expect_request(self) -> None:
@@ -315,7 +320,7 @@ class HostedModel:
         begun = self._clock()
         try:
             await self.until_asleep()
-            # The request that wakes the model needs its tokenizer right after the engine.
+            # The tokenizer process starts while the engine loads, because the waiting request needs both.
             asyncio.get_running_loop().run_in_executor(None, self.model.text.start_process)
             engine = await self._next_engine()
         except BaseException as error:
@@ -350,13 +355,14 @@ class HostedModel:
                 await engine.close(grace=0.0)
                 raise HelexaError("the engine ended after it had loaded the model; see the node's log")
             except DoesNotFitError as error:
-                # A load request puts no other model to sleep: its gateway chooses the models that make room.
+                # A wake for a load request puts no other model to sleep, because the gateway that sent the load request
+                # chooses the models to unload.
                 may_fit = self._for_request and not error.details.get("permanent") and self._clock() < room_until
                 if may_fit and self._make_room is not None and await self._make_room(self):
                     continue
                 if not least_pages:
                     raise
-                least_pages = 0  # better a shorter context than no answer
+                least_pages = 0  # retry with any context length: a shorter context is better than a failed request
             except ModelFileError:
                 raise
             except (HelexaError, OSError) as error:
@@ -370,7 +376,7 @@ class HostedModel:
                 await self._sleep(pause)
 
     def _on_death(self, reason: str) -> None:
-        # `open` and `_next_engine` report an engine that ends before they return.
+        # In these two statuses, `open` or `_next_engine` is running, and raises the error itself.
         if self._closed or self.status in ("loading", "sleeping"):
             return
         log.error("engine exited and is restarted model=%s error=%s", quoted(self._id), quoted(reason))
@@ -381,7 +387,7 @@ class HostedModel:
         self._recovery = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
-        """Restart the engine until it loads, or until `restarts` forbids it."""
+        """Restart the engine until it loads, or until the limit of restarts is reached."""
         while (pause := self._restarts.next(self._clock())) is not None:
             await self._sleep(pause)
             try:

@@ -28,7 +28,7 @@ LEAST_BY_RATE = 4096  # the prefill rate never lowers the context limit below th
 
 HOLD_SECONDS = 600.0
 
-_STEP = 1024
+_STEP = 1024  # context limits above this number of tokens are rounded down to a multiple of it
 _OUTPUT_PART = 4  # at most a quarter of the context is reserved for the output
 # For each total in `ModelLoad`, the counter of an engine. The total is the sum over all engines of the model so far.
 _TOTALS = {
@@ -75,7 +75,7 @@ class Measurements:
 class TokenLimits(NamedTuple):
     """Maximum numbers of tokens of a served model's request.
 
-    `helexa.core.node_reports.Limit` has the same numbers, and needs pydantic.
+    `helexa.core.node_reports.Limit` has the same fields, but its import loads pydantic, which is slow.
     """
 
     context: int  # 0 if there is no memory for any request
@@ -109,7 +109,8 @@ def _first_rate(engine: EngineProperties, settings: ContextLimitOptions) -> floa
 class SteadyRate:
     """Smooths a served model's prefill rate, so that limits change seldom.
 
-    The rate rises to a higher measurement at once. It falls to the highest measurement of the last `HOLD_SECONDS`.
+    The rate rises to a higher measurement at once. If all measurements of `HOLD_SECONDS` are lower than the rate, it
+    falls to the highest of these measurements.
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:
@@ -172,7 +173,7 @@ class ServedModel:
         self._earlier_totals = dict.fromkeys(_TOTALS, 0)  # totals of the engines before the last sleep
 
     def set_wake(self, expect_request: Callable[[], None], wait_until_awake: Callable[[], Awaitable[None]]) -> None:
-        """Let `expect_request` and `wake` wake the model, which may sleep from now on."""
+        """Set the functions that the methods `expect_request` and `wake` call."""
         self._expect_request, self._wait_until_awake = expect_request, wait_until_awake
 
     def expect_request(self) -> None:
@@ -182,7 +183,8 @@ class ServedModel:
     async def wake(self) -> None:
         """Wait until the model is awake, if it sleeps.
 
-        A request must be admitted before its task awaits anything else. Otherwise, the model may fall asleep again.
+        After this call, the caller must get its request admitted before it awaits anything else. Otherwise, the model
+        may fall asleep again.
 
         Raises:
             ApiError: status 503: the model could not wake, or it is being unloaded.
@@ -272,7 +274,7 @@ class ServedModel:
         memory, disk = engine.prefixes.memory, engine.prefixes.disk
         if engine.alive:
             load.memory_prefixes, load.disk_prefixes = frozenset(memory), frozenset(disk)
-        elif engine.options.prefix_disk_mb:  # a model that sleeps has saved its prompts
+        elif engine.options.prefix_disk_mb:  # before its end, the engine saved the prefixes in memory to disk
             load.disk_prefixes = frozenset([*memory, *disk])
         load.saved_prompts_mb = -(-engine.disk.size >> 20)
         load.draft_gain = round(engine.drafts.gain, 3)

@@ -22,8 +22,8 @@ _RETRY_AFTER_SECONDS = 30
 class FileThreads:
     """Runs functions that read files, each in its own thread.
 
-    The caller does not wait for the thread longer than the time limit, and may be canceled at any time. The thread
-    counts toward the limit as long as it exists.
+    The caller waits for the thread at most `seconds`, and may be canceled at any time. After that, the thread continues
+    and still counts toward `limit`, the maximum number of threads.
     """
 
     # The number of threads is limited because a hung network mount blocks each thread that reads from it.
@@ -33,13 +33,13 @@ class FileThreads:
         self._running = 0
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `function`, run in a new thread with this context.
+        """Run `function` in a new thread with the caller's context variables.
 
         Raises:
             ApiError: status 503: all threads are in use.
             HelexaError: the function has not returned within the time limit.
         """
-        import asyncio  # engines, which lock model files, do not need it
+        import asyncio  # imported only here: engine processes use only this module's locks, and start faster
 
         if self._running >= self._limit:
             raise service_unavailable(
@@ -84,7 +84,7 @@ class FileThreads:
 def try_lock(descriptor: int) -> bool:
     """Take an exclusive lock on a file; return False if another process has a lock.
 
-    On file systems without locks, return True. On NFS, the descriptor must be writable.
+    Return True on file systems that do not support locks. On NFS, the descriptor must be writable.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ def try_lock(descriptor: int) -> bool:
 def mark_used(model: Path) -> None:
     """Take a shared lock on a model's file or folder until this process ends.
 
-    On file systems without locks, the function does nothing.
+    The function does nothing on file systems that do not support locks.
     """
     with suppress(OSError):
         # The descriptor stays open. The lock is released when the process ends.

@@ -17,7 +17,7 @@ _ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of <linux/fcntl.h>; Python 
 
 
 def bound_heaps() -> None:
-    """Limit this process to two glibc heaps that return most freed memory.
+    """Limit this process to two glibc heaps, so that it returns most freed memory.
 
     Call this function before starting threads. With a C library other than glibc, it does nothing.
     """
@@ -36,7 +36,8 @@ def use_one_heap() -> None:
 
     Call this function before starting threads. With a C library other than glibc, it does nothing.
     """
-    # `trim_heaps` returns the free end of the first heap only. The ends of other heaps, of up to 64 MiB each, stay.
+    # `trim_heaps` returns the free memory at the end of the first heap only. Other heaps would keep theirs, which is up
+    # to 64 MiB for each heap.
     option = getattr(_library(), "mallopt", None)
     if option is not None:
         option(_ARENA_MAX, 1)
@@ -58,7 +59,7 @@ def _library() -> ctypes.CDLL:
 
 
 def prefer_page_size(memory: mmap.mmap, *, huge: bool) -> bool:
-    """Ask for huge or small pages for `memory`; return whether the system has both."""
+    """Ask for huge or small pages for `memory`; return whether the system accepted."""
     advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
     # A kernel without transparent huge pages, such as that of the Raspberry Pi 5, rejects the advice.
     with suppress(OSError):

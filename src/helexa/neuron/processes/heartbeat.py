@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from helexa.neuron.processes import heaps_and_shared_memory
 
 _COUNTS = struct.Struct("=2q")  # counter of Python code and counter of native kernels; each has one writer at a time
-_EXPECTED = struct.Struct("=q")  # ns that the step in progress is expected to take, after the counters; 0 if unknown
+_EXPECTED = struct.Struct("=q")  # expected nanoseconds of the step in progress; stored after the counters; 0 if unknown
 _SIZE = mmap.PAGESIZE
 
 

@@ -37,7 +37,7 @@ def serve(respond: Callable[[bytes], bytes], max_memory: int) -> None:
     except MemoryError:
         os._exit(OUT_OF_MEMORY)  # skip cleanup, which could need memory
     except ConnectionError:
-        os._exit(0)  # the program was killed; cleanup would fail to write the rest of the answer
+        os._exit(0)  # the server was killed; normal cleanup would try to write the rest of the answer, and fail
 
 
 @contextmanager

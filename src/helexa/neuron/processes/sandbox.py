@@ -13,9 +13,9 @@ from typing import BinaryIO, cast
 from helexa.neuron.processes.inside_sandbox import OUT_OF_MEMORY, read_frame, write_frame
 
 MAX_SILENT_SECONDS = 600.0
-"""Seconds after which a process that answers nothing is killed.
+"""Seconds after which a process is killed if it has not answered a request.
 
-The limits on CPU time end requests much earlier, except on machines that are very busy.
+Usually the limit on CPU time ends a request much earlier. On a very busy machine, a request gets little CPU time.
 """
 
 _KILL_SECONDS = 2.0
@@ -26,7 +26,7 @@ class SandboxError(Exception):
 
 
 class LimitExceeded(SandboxError):
-    """A request exceeded memory or CPU time, and would exceed it again."""
+    """A request exceeded the limit of memory or CPU time, so a retry is useless."""
 
 
 class ProcessPool:

@@ -25,14 +25,14 @@ class _Process:
 
 
 def register() -> None:
-    """Write stack traces at the server's signals; engines call it at the start."""
+    """Install the handlers of the server's signals. An engine calls this at its start."""
     _Process.registered = True
     faulthandler.register(PYTHON_SIGNAL)
     signal.signal(NATIVE_SIGNAL, signal.SIG_IGN)
 
 
 def use_native(dump_stacks_on: Callable[[int], object]) -> None:
-    """Let a native library write native stacks; do nothing before `register`."""
+    """Let a native library handle `NATIVE_SIGNAL`; do nothing without `register`."""
     if _Process.registered:
         dump_stacks_on(NATIVE_SIGNAL)
 
@@ -40,7 +40,7 @@ def use_native(dump_stacks_on: Callable[[int], object]) -> None:
 def exit_reason(code: int | None) -> str:
     """Return how a process ended, e.g. `was ended by SIGKILL (out of memory?)`.
 
-    `code` is that of `subprocess`: negative for a signal.
+    `code` is the return code of `subprocess.Popen`: negative if a signal ended the process, None if unknown.
     """
     if code is None or code >= 0:
         return f"ended with exit code {code}"
