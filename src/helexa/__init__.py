@@ -87,6 +87,7 @@ __all__ = [
     "stream",
 ]
 
+# Public names by module. A module is imported at the first use of one of its names.
 _HOMES = {
     "helexa.core.errors": ("HelexaError",),
     "helexa.core.sampling": ("Sampling",),

@@ -38,7 +38,7 @@ def run_program(
 
     Args:
         run: runs the command that its arguments name, and returns the exit code or None for 0; see `call`.
-        usage_message: returns the message for arguments that the commands do not have.
+        usage_message: function that returns the text of an error for invalid arguments.
         tracebacks: whether a bug prints a traceback also without `--debug`, because it may be hard to repeat.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -101,7 +101,7 @@ def hide_argument(secret: str) -> None:
         return
     # Other users of the machine can read command lines with `ps`.
     try:
-        # the name of the process, in parentheses, can contain blanks; arg_start and arg_end are fields 48 and 49
+        # Fields 48 and 49 of the file are arg_start and arg_end. Field 2, the name in parentheses, may contain blanks.
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123 - `Path.open` has no unbuffered r+b

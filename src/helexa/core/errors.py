@@ -72,7 +72,7 @@ class DoesNotFitError(HelexaError):
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
-        self.details = details  # further fields for this error response: memory sizes in MiB
+        self.details = details  # further fields for the error response: memory sizes in MiB
 
 
 class TensorParallelError(HelexaError):
@@ -84,8 +84,8 @@ class TensorParallelError(HelexaError):
         self, message: str, *, tp_size: int, max_tensor_parallel: int, suggestion: str, **details: Any
     ) -> None:
         super().__init__(message)
-        # further fields for this error response: `tp_size`, the requested number of ranks; `max_tensor_parallel`, the
-        # largest possible number; `suggestion`; and others
+        # further fields for the error response: `tp_size`, the requested number of ranks; `max_tensor_parallel`, the
+        # largest possible number of ranks; `suggestion`; and others
         self.details = {
             "tp_size": tp_size,
             "max_tensor_parallel": max_tensor_parallel,

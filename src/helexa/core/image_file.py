@@ -98,7 +98,7 @@ def image_tokens(url: str, detail: str | None = None) -> int:
 
 
 def _head(url: str) -> bytes:
-    """Return the first bytes of the file in a data URL, or no bytes if there is none."""
+    """Return the first bytes of the file in a data URL; none if `url` is no data URL."""
     start = url.find(",") + 1
     try:
         return binascii.a2b_base64(url[start : start + _HEAD_CHARS]) if url[:5].lower() == "data:" else b""

@@ -29,10 +29,9 @@ _SCHEME = re.compile(r"[a-z][a-z0-9_-]*")
 _REPOSITORY = re.compile(rf"(?P<name>{_SEGMENT}/{_SEGMENT})(:(?P<tag>{_SEGMENT}))?")
 _PACKAGE = re.compile(rf"{_SEGMENT}(==[A-Za-z0-9.!+_-]+)?")
 _PATH_PREFIXES = ("/", "./", "../", "~")
-# Least similarity of a suggested name, largest distance from the most similar one, and number of suggestions.
-_NEAR = 0.6
-_ABOUT_EQUAL = 0.05
-_MOST_NEAR = 3
+_NEAR = 0.6  # minimum similarity (0 to 1) of a suggested name
+_ABOUT_EQUAL = 0.05  # maximum difference between the similarity of a suggested name and that of the best name
+_MOST_NEAR = 3  # maximum number of suggested names
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _is_relative_path(text: str) -> bool:
     if ":" in text or not text:
         return False
     try:
-        # Other folders can have the name of a repository by accident.
+        # A folder without a model does not count, because it may have the name of a repository by accident.
         path = Path(text)
         return path.is_file() or (path / "config.json").is_file() or any(path.glob("*.gguf"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Records that nodes report: models, devices, health, downloads; `NodeReport`.
+"""Records that nodes report: models, devices, health and downloads.
 
 The classes ignore unknown fields and have defaults for nested objects. Gateways and nodes of different versions can
-therefore work together.
+therefore work together. Fields whose name ends in `_mb` are in MiB.
 """
 
 from collections.abc import Iterable
@@ -82,7 +82,7 @@ class Discovery(Record):
     # The accelerators that engines can use. The index of an accelerator is its number in engines, too.
     devices: list[Device] = Field(default_factory=list[Device])
     numa_nodes: list[NumaNode] | None = None  # the NUMA nodes whose CPUs engines may use, or None if there is only one
-    # Largest number of ranks for which a gateway may ask in a load request. None for nodes that do not report it.
+    # Largest number of ranks that a gateway may request for a load. None if the node does not report this number.
     max_tensor_parallel: WireInt | None = None
     # the connected hosts of the node's host group, or None if the node has no group
     hosts: list[GroupHost] | None = None
@@ -156,8 +156,8 @@ class ModelLoad(Record):
         disk_prompt_tokens_total, disk_prompts_total: parts of the two numbers above whose KV pages were read from
             disk.
         disk_read_bytes_total, disk_read_ms_total: bytes that were read from disk, and duration of the reads in ms.
-        memory_prefixes, disk_prefixes: names that gateways gave to beginnings of prompts, and whose prompts are cached
-            in memory or only on disk.
+        memory_prefixes, disk_prefixes: ids, chosen by gateways, of beginnings of prompts that are cached in memory, or
+            only on disk.
         saved_prompts_mb: size in MiB of the prompts on disk that the model can read.
         encoded_images_total: number of images that the vision tower has encoded since the model was loaded.
         reused_images_total: number of images whose embeddings were found in the cache of the encoder.
@@ -238,11 +238,11 @@ class Health(Record):
 
 
 class Limit(Record):
-    """In a node's report: maximum numbers of tokens of a model."""
+    """In a node's report: maximum numbers of tokens of a request to a model."""
 
-    context: WireInt
-    input: WireInt | None = None
-    output: WireInt | None = None
+    context: WireInt  # prompt and output together
+    input: WireInt | None = None  # prompt, or None if unknown
+    output: WireInt | None = None  # output, or None if unknown
 
 
 class Servable(Record):
@@ -323,7 +323,7 @@ class LocalModel(Record):
     parameters: WireInt | None = None  # number of parameters, or None if unknown
     # capabilities such as `text` and `vision`, as far as the files show; empty if unknown
     capabilities: list[str] = Field(default_factory=list[str])
-    # True if the chat template offers tools, or can switch reasoning on
+    # `tool_call`: whether the chat template uses tools. `reasoning`: whether the template can switch reasoning on.
     tool_call: bool = False
     reasoning: bool = False
     # when the files were last changed, in seconds since 1970-01-01 UTC, or None if unknown

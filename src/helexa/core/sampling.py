@@ -1,8 +1,8 @@
 """The sampling options of requests: names, types, bounds and help texts.
 
-The other classes with these options derive from `Sampling`: request bodies (`core.wire.request`), defaults that
-operators set (`core.node_reports.SamplingDefaults`), the library's options, and those of the command line. The engine
-has its own declaration without unset values: `neuron.engine.ipc.messages.SamplingParams`.
+Other classes with these options derive from the classes in this module: request bodies (`core.wire.request`), defaults
+that operators set (`core.node_reports.SamplingDefaults`), the library's options, and those of the command line. The
+engine has its own declaration without unset values: `neuron.engine.ipc.messages.SamplingParams`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,7 +86,7 @@ class Sampling(NumericSampling):
 class SamplingOptions(TypedDict, total=False):
     """The fields of `Sampling` as keyword arguments, for type checkers.
 
-    A test checks that both have the same options.
+    A test checks that this class and `Sampling` have the same options.
     """
 
     max_tokens: int | None

@@ -44,7 +44,7 @@ _state = _State()
 
 
 def configure(service: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Switch tracing on, if the environment asks for it.
+    """Switch tracing on, if one of the endpoint variables is set.
 
     `service` is the default of `OTEL_SERVICE_NAME`.
 
@@ -99,7 +99,8 @@ def client_span(
 ) -> AbstractContextManager[list[tuple[bytes, bytes]]]:
     """Return a context manager that measures a request to another server.
 
-    It yields the headers that the request must have to continue the trace: none without tracing.
+    The context manager yields the headers with which the other server continues the trace. Without tracing, it yields
+    no headers.
     """
     return (
         nullcontext([])

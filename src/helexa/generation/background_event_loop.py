@@ -208,7 +208,8 @@ async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerat
 
     async def close() -> None:
         if last is not None:
-            last.cancel()  # Ctrl-C may arrive before the caller waits for the step
+            # If Ctrl-C arrives before the caller waits for the step, the step still runs, and only this cancels it.
+            last.cancel()
         async with lock:
             await items.aclose()
 

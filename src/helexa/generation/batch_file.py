@@ -73,9 +73,8 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file.
 
-    Of a line longer than `_MAX_LINE_BYTES`, yield the first `_MAX_LINE_BYTES + 1` bytes.
-
-    The caller can recognize a truncated line by its length.
+    If a line is longer than `_MAX_LINE_BYTES`, yield only its first `_MAX_LINE_BYTES + 1` bytes. The caller can
+    recognize a truncated line by its length.
     """
     while line := file.readline(_MAX_LINE_BYTES + 1):
         yield line
@@ -97,7 +96,8 @@ def _item(line: bytes, index: int, ask: Ask, model: str, folder: Path, location:
             raise InvalidRequestError("an object needs a 'prompt' or 'messages'")
         request = line_ask.request(prompt, index)
         body = request.body(model)
-        # Without a fixed seed, each run draws another one. If the key contained it, no finished prompt would be found.
+        # Without a fixed seed, the seed is random in each run. If the key contained a random seed, the next run would
+        # not find the prompts that are completed.
         if line_ask.sampling.fixed_seed is None:
             del body["seed"]
         key = _digest(json.dumps(body, sort_keys=True, ensure_ascii=True).encode())
@@ -211,7 +211,8 @@ class ResultFile:
         for start, line in self._lines():
             if (record := _record(line)) is not None:
                 line_spans[record["index"]] = (start, len(line))
-        # A second file, so that a crash while sorting loses no result. The memory holds only positions of lines.
+        # The sorted lines are written to a second file, so that a crash during the sort loses no result. Only the
+        # positions of the lines are in memory, because the file may be large.
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with temporary.open("xb") as sorted_file, self._path.open("rb") as file:

@@ -12,7 +12,8 @@ class TokenLogprob:
     """Log-probability of one token.
 
     Attributes:
-        token: the text of the token. Part of a character is the replacement character U+FFFD; see `bytes`.
+        token: the text of the token. If the token is only a part of a character, the text is the replacement character
+            U+FFFD; see `bytes`.
         logprob: natural logarithm of the token's probability.
         bytes: the bytes of the token.
         top: the most likely tokens at this position, most likely first, if the request asked for them.

@@ -30,7 +30,7 @@ def start_engine_early(arguments: Sequence[str], environ: Mapping[str, str]) -> 
 def needs_engine(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Return whether a command will probably use a private engine.
 
-    It does if no server is named, and none runs on this machine.
+    A command uses a private engine if it selects no server, and no server runs on this machine.
 
     Args:
         arguments: the command line of `helexa`, without the program.
@@ -45,7 +45,7 @@ def needs_engine(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 def has_engine_packages() -> bool:
     """Return whether the extra `neuron`, for private engines, is installed.
 
-    Without it, a process would end with a traceback.
+    Without the extra, an engine process would end with a traceback.
     """
     return all(find_spec(package) is not None for package in ("psutil", "tokenizers"))
 

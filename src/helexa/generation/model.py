@@ -271,7 +271,8 @@ class Model:
     ) -> FileSummary:
         max_parallel, on_result = options.pop("max_parallel", None), options.pop("on_result", None)
         ask, model = _ask(options), self._location.wanted_model or ""
-        next(read_prompts(Path(prompts), ask, model), None)  # fail before creating a results file
+        # If the prompt file cannot be read, this call raises the error before the results file is created.
+        next(read_prompts(Path(prompts), ask, model), None)
         with ResultFile(Path(results)) as file:
             run = FileRun(Path(prompts), file, ask, model)
             async with aclosing(across(caller, self.results(run.requests(), max_parallel))) as result_stream:

@@ -56,7 +56,8 @@ if TYPE_CHECKING:  # modules that are imported while an engine loads, or only fo
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 
-# Other processes import what the extra `neuron` installs, and their errors would not name the extra.
+# This process checks the packages of the extra `neuron`, because other processes import them, and the errors of these
+# processes would not name the extra.
 if find_spec("tokenizers") is None:
     raise HelexaError(not_installed("tokenizers", "neuron"))
 
@@ -89,7 +90,8 @@ class EngineSettings:
     def config(self) -> "NodeOptions | NeuronConfig":
         """Return the node's options with these settings.
 
-        The environment variables of nodes apply, too. Defaults are not validated.
+        The environment variables of nodes apply, too. If nothing is set, the defaults are returned without a validation
+        by pydantic, which is slow to import.
 
         Raises:
             ConfigError: an option or an environment variable is invalid.
@@ -172,9 +174,9 @@ class PrivateEngines:
         return PrivateTarget(self, spec, source)
 
     async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
-        """Return the registry, which loads and unloads models, for the device.
+        """Return the registry that loads models on the device for the model `source`.
 
-        If the device is `auto`, the method first downloads the model. It then selects a device by the size of the
+        If the configured device is `auto`, the method downloads the model, and selects a device by the size of the
         model's weights.
 
         Raises:
@@ -194,9 +196,9 @@ class PrivateEngines:
         return self._registries[device]
 
     async def _take(self) -> Child:
-        """Take an engine process, which the caller tells what to load.
+        """Return an engine process that is ready to load a model.
 
-        While it loads, another thread imports the modules that requests need.
+        While it loads the model, another thread of this process imports the modules that requests need.
         """
         child = await self.standby.take()
         if self._imports is None:
@@ -343,7 +345,7 @@ class PrivateTarget:
             try:
                 await self._registry.load(self._spec, report)
             except AlreadyLoadedError:
-                await asyncio.sleep(_RETRY_SECONDS)  # the engine died and another load is in progress
+                await asyncio.sleep(_RETRY_SECONDS)  # the model's engine has crashed, and is being restarted
             except DoesNotFitError:
                 if not await self._engines.make_room(self._registry):
                     raise

@@ -105,7 +105,7 @@ def batch(
 
 
 def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchTargetOptions]) -> Any:
-    """Generate responses to many prompts concurrently, in the prompts' order.
+    """Generate responses to many prompts concurrently; return them in prompt order.
 
     Args:
         prompts: texts of user messages, or lists of chat messages.

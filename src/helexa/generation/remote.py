@@ -78,7 +78,8 @@ class ServerClient:
                 raise ModelNotFoundError(f"the server at {self.url} has no models; load one with `helexa load MODEL`")
             model = next((name for name, loaded in models.items() if loaded), next(iter(models)))
         elif (name := full_name(model)) != model:
-            # A short name such as `llama3.2:1b`. A server may also have a model or an alias of exactly this name.
+            # `model` is a short name such as `llama3.2:1b`. If the server itself has a model or an alias of this name,
+            # the name is not changed.
             models = await self.models()
             model = name if name in models and model not in models else model
         return RemoteTarget(self, model)
@@ -167,7 +168,7 @@ class ServerClient:
             batch = texts[start : start + _MAX_TEXTS]
             data = json.dumps({"model": model, "input": list(batch), "encoding_format": "base64"}).encode()
             response = await self._ask_with_retries(data, "/v1/embeddings")
-            # base64 above: numbers as text would be four times as long, and slow to parse.
+            # The request asks for base64, because numbers as text would be four times as long, and slow to parse.
             vectors += self._vectors(_object(await self._read_body(response)), len(batch))
         return vectors
 
@@ -192,7 +193,7 @@ class ServerClient:
             except _BusyError as busy_error:
                 if attempt == _TRIES:
                     raise busy_error.error from None
-                # At most `_LONGEST_PAUSE_SECONDS`: the `Retry-After` of a used up budget may be hours.
+                # The pause is limited, because the `Retry-After` of a budget that is used up may be hours.
                 await asyncio.sleep(min(busy_error.seconds, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -242,7 +243,7 @@ class ServerClient:
     def _connection_error(self, error: Exception) -> UnreachableError:
         match error:
             case ConnectError():
-                # A server that answered earlier may be restarting.
+                # A retry makes sense only if the server has answered earlier, because it may be restarting.
                 return UnreachableError(
                     f"no server at {self.url}; start one with `helexa up`", retryable=self._was_reached
                 )

@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
 """The text of a user message, or the messages of a conversation."""
 
-_SEEDS = 1 << 31  # seeds that every server accepts
+_SEEDS = 1 << 31  # random seeds are below this number, because all servers accept such seeds
 
 
 def image_part(image: Image, folder: Path | None = None) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Ask:
         base_seed = self.sampling.fixed_seed
         seed = secrets.randbelow(_SEEDS) if base_seed is None else base_seed + number
         if seed == -1:
-            seed = _SEEDS  # servers take -1 for a random seed
+            seed = _SEEDS  # servers would replace -1 by a random seed
         return Request(
             messages,
             replace(self.sampling, seed=seed),

@@ -14,7 +14,7 @@ from helexa.generation.tools import ToolCallDelta, ToolCallReader
 
 Result = Completion | GenerationError
 
-_MAX_SUSPECTS = 256  # at most this many requests are repeated after retryable errors
+_MAX_SUSPECTS = 256  # maximum number of failed requests that a batch repeats
 
 
 async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:

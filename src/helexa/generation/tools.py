@@ -55,7 +55,7 @@ def _definition(function: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A chunk of a response's tool call. The first one has its `id` and `name`.
+    """A chunk of a tool call. Only the first chunk of a call has `id` and `name`.
 
     Attributes:
         index: index of the call in the response.

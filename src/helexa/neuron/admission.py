@@ -66,7 +66,7 @@ class Admission:
                 await self._wait(ticket)
             if ticket.rejected is not None:
                 raise self._rejection(ticket, ticket.rejected)
-            # A ticket that is neither admitted nor rejected: `close` has emptied the queue.
+            # If the ticket is neither admitted nor rejected, `close` has removed it from the queue.
             if not ticket.admitted:
                 self.require_open()
             yield AdmittedRequest(self._queue, ticket, self._pages)
@@ -88,7 +88,8 @@ class Admission:
     def require_open(self) -> None:
         """If `close` was called, raise the error that was passed to it."""
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # shared error: its traceback must not grow with each raise
+            # The same error object is raised for many requests. Without this, its traceback would grow each time.
+            raise self._closed.with_traceback(None)
 
     def close(self, error: ApiError) -> None:
         """Reject all waiting and later requests with `error`."""

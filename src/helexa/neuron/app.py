@@ -53,7 +53,7 @@ MAX_PROMPT_TOKENS = 131072  # `max_prompt_tokens` in `GET /discovery` if the con
 _DRAIN_POLL_SECONDS = 0.05
 _ENDING_SECONDS = 3
 
-_LIVE = ("api_key", "api_key_file", "allowed_hosts", "drain_secs", "log")
+_LIVE = ("api_key", "api_key_file", "allowed_hosts", "drain_secs", "log")  # settings that SIGHUP applies at once
 
 
 def create_app(
@@ -62,7 +62,7 @@ def create_app(
     """Return a node's ASGI application, which loads the default models.
 
     The route functions find their shared objects in `app.state`: `registry`, `inventory`, `pulls`, `default_source`,
-    `responses`, `usage`, `activation`, `health`, `metrics`, `port`, `group`, `max_prompt_tokens` and
+    `responses`, `usage`, `activation`, `health`, `metrics`, `port`, `group`, `max_prompt_tokens`, `memory_limit_mb` and
     `max_tensor_parallel`.
 
     Args:
@@ -75,7 +75,7 @@ def create_app(
         device = default_device()
         if device == "cpu" and (reason := overlooked()) is not None:
             log.warning("no accelerator is used device=cpu reason=%s", quoted(reason))
-    # `broken_driver` calls `discover` and caches its result. Later loads then need not wait for NVIDIA's driver.
+    # `broken_driver` also fills the cache of `discover`, so that later loads need not wait for NVIDIA's driver.
     if device.startswith("cuda") and (reason := broken_driver()) is not None:
         log.error("no model can be loaded device=%s error=%s", device, quoted(reason))
     engines = standby or WarmStandby()
@@ -165,7 +165,7 @@ class NodeApp(Starlette):
 
 
 class NodeConnection(ClientConnection):
-    """An HTTP connection with higher limits on the headers than the gateway has."""
+    """An HTTP connection that allows for the headers that a gateway adds to a request."""
 
     max_head_bytes = ClientConnection.max_head_bytes + (8 << 10)
     max_headers = ClientConnection.max_headers + 28
@@ -174,8 +174,9 @@ class NodeConnection(ClientConnection):
 class NodeServer(Listener):
     """Serves the application until SIGTERM or SIGINT; SIGHUP reloads the settings.
 
-    After the signal, the server rejects new requests and waits `drain_secs` seconds for running requests. Then it stops
-    the engines and exits with code 0. A second signal exits at once with code 1. Engines never outlive this process.
+    After SIGTERM or SIGINT, the server rejects new requests and waits up to `drain_secs` seconds for running requests.
+    Then it stops the engines and exits with code 0. At a second signal, it exits at once with code 1. Engines never
+    outlive this process.
     """
 
     def __init__(self, app: NodeApp, config: NeuronConfig, read: Callable[[], NeuronConfig]) -> None:
@@ -183,7 +184,7 @@ class NodeServer(Listener):
         super().__init__(
             app,
             connection=NodeConnection,
-            # Half of the descriptors are for engines and files.
+            # Half of the file descriptors are reserved for engines and files.
             limits=ConnectionLimits.within(descriptors, other_descriptors=descriptors // 2),
             grace_secs=_ENDING_SECONDS,
         )

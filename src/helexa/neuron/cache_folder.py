@@ -13,7 +13,7 @@ from helexa.core.errors import ConfigError
 def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the cache folder.
 
-    It is the first of these paths that is set: `configured`, `$HELEXA_CACHE`, `$XDG_CACHE_HOME/helexa`,
+    The result is the first of these paths that is set: `configured`, `$HELEXA_CACHE`, `$XDG_CACHE_HOME/helexa`,
     `~/.cache/helexa`.
 
     Raises:
@@ -35,7 +35,7 @@ _MOST_PROMPT_BYTES = 20 << 30
 def default_prompts_mb() -> int:
     """Return the size limit in MiB of saved prompts for private engines and `up`.
 
-    It is `$HELEXA_PROMPTS_MB`, else a tenth of the free space, and at most 20 GiB.
+    The limit is `$HELEXA_PROMPTS_MB` if set, else a tenth of the free disk space, but at most 20 GiB.
 
     Raises:
         ConfigError: the variable is not a number.
@@ -58,7 +58,7 @@ PACKED_FOLDER, PACKED_SUFFIX = "packed", ".tiles"
 
 
 def model_name(path: Path) -> str:
-    """Return the name of a model's file, or its repository if it is in a hub's cache."""
+    """Return a model's file name, or the name of its repository in a hub's cache."""
     if path.parent.name == "snapshots":
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")
     return path.name.removesuffix(".gguf")
@@ -78,7 +78,7 @@ def saved_prompts() -> list[SavedFiles]:
     """Return the saved prompts on this machine, the least recently used first."""
     found: list[SavedFiles] = []
     for folder in (cache_root(None) / PROMPTS_FOLDER).glob("*"):
-        with suppress(OSError):  # an engine has deleted it in the meantime
+        with suppress(OSError):  # an engine may delete files at the same time
             files = list(folder.glob("*.segment"))
             if files:
                 states = [path.stat() for path in files]
@@ -99,9 +99,9 @@ def packed_weights() -> list[SavedFiles]:
     """Return the packed weights on this machine, the least recently used first."""
     found: list[SavedFiles] = []
     for path in (cache_root(None) / PACKED_FOLDER).glob(f"*{PACKED_SUFFIX}"):
-        with suppress(OSError):  # an engine has deleted it in the meantime
+        with suppress(OSError):  # an engine may delete files at the same time
             state = path.stat()
-            # The name ends with two digests.
+            # The file name is `MODEL.DIGEST.DIGEST.tiles`.
             model = path.stem.rsplit(".", 2)[0].replace("--", "/")
             found.append(SavedFiles("weights", (model,), state.st_size, state.st_mtime, [path]))
     return sorted(found, key=lambda weights: weights.used)

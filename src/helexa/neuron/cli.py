@@ -161,7 +161,7 @@ def serve(
 
         run_member(group, settings)
         return
-    # Before anything slow: a port in use must be an error at once, not after the model has been loaded.
+    # The port is bound before all slow work, so that a port in use is reported at once and not after a load.
     listener = _listen(settings.host, settings.port, config)
     membership = None
     if group is not None:
@@ -351,7 +351,7 @@ def validate(
 
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
-    """Set `$HELEXA_CACHE`, which engines inherit, to the configured folder."""
+    """Set `$HELEXA_CACHE`, which engines inherit, if a cache folder is configured."""
     from helexa.neuron.cache_folder import cache_root
 
     if settings.cache.dir is not None:
@@ -417,7 +417,7 @@ async def _serve(
         server = NodeServer(app, started_with, read)
         task = None if joining is None else asyncio.create_task(_join(server, joining))
         await server.serve(listener)
-        del task  # the reference up to here prevents that the task is garbage-collected while the node serves
+        del task  # until here, this reference protects the task from garbage collection
     finally:
         await standby.close()
 

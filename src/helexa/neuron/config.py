@@ -107,7 +107,7 @@ class AdmissionConfig(Section, AdmissionOptions):  # pyright: ignore[reportGener
 
 
 class ContextLimitConfig(Section, ContextLimitOptions):  # pyright: ignore[reportGeneralTypeIssues]
-    """In neuron.toml: limits on context length besides training and KV cache."""
+    """In neuron.toml: further limits on the context length of models."""
 
 
 class TorchConfig(Section, TorchOptions):  # pyright: ignore[reportGeneralTypeIssues]
@@ -207,7 +207,7 @@ def read_config(
 
     Args:
         environ: the environment variables. None means `os.environ`.
-        warn: function that gets lines about settings of the first helexa, if there are any.
+        warn: function that is called with a line of text for each outdated setting of the first helexa.
         flags: name and value of a command line option for each path of a configuration key.
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
@@ -254,7 +254,7 @@ def log_unknown_variables() -> None:
 
 def exposure(config: NeuronConfig) -> str | None:
     """Return a warning if other machines can use the node without a key."""
-    from helexa.core.address import is_loopback  # imports decoders of bodies, which private engines do not need
+    from helexa.core.address import is_loopback  # slow to import, and not needed by private engines
 
     if config.api_key is not None or is_loopback(config.host):
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from helexa.core.environment_variables import Keys  # imports pydantic, which `--help` does not need
 
 DTYPES = {"half": "float16", "float": "float32"}
-"""Names of vLLM for data types, and helexa's names."""
+"""helexa's names of data types that have another name in vLLM, by vLLM's name."""
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "half", "float"]
 Switch = Annotated[bool, Parameter(negative="")]
@@ -46,7 +46,10 @@ _FLASH_VALUES = ("on", "off", "auto", "0", "1")
 
 
 def complete_flags(tokens: list[str]) -> list[str]:
-    """Return arguments in which llama.cpp's `-fa` has a value."""
+    """Return the arguments, with `on` inserted after a `-fa` without a value.
+
+    llama.cpp permits its option `-fa` (`--flash-attn`) with and without a value.
+    """
     completed: list[str] = []
     for place, token in enumerate(tokens):
         completed.append(token)
@@ -103,7 +106,7 @@ class EngineFlags:
     reasoning_parser: Annotated[str | None, Parameter(show=False)] = None
 
     def settings(self) -> "dict[Keys, tuple[str, Any]]":
-        """Return option name and value for each key of neuron.toml that is set."""
+        """Return name and value of each given option, by its key in neuron.toml."""
         return {(*_TORCH, key): (name, value) for key, name, value in self._values() if value is not None}
 
     def _values(self) -> Iterator[tuple[str, str, Any]]:
@@ -167,7 +170,7 @@ class EngineFlags:
         if self.draft_model is None:
             return None
         source = typed_source(self.draft_model)
-        # The node may have another working folder than this command.
+        # The path must be absolute, because the node may have another working folder than this command.
         return str(Path(source.removeprefix("file:")).expanduser().absolute()) if is_path(source) else source
 
     def _tool_parser(self) -> str | None:

@@ -31,11 +31,11 @@ class Reason(StrEnum):
     """Reasons for rejecting a request."""
 
     QUEUE_FULL = "queue_full"
-    TIMEOUT = "timeout"
-    PER_PRINCIPAL = "per_principal"
-    ANON_YIELD = "anon_yield"
-    KV_TIMEOUT = "kv_timeout"
-    KV_UNSERVABLE = "kv_unservable"
+    TIMEOUT = "timeout"  # no slot became free in time
+    PER_PRINCIPAL = "per_principal"  # the principal has too many requests
+    ANON_YIELD = "anon_yield"  # an anonymous request gives way to requests with a principal, or there are too many
+    KV_TIMEOUT = "kv_timeout"  # not enough KV pages became free in time
+    KV_UNSERVABLE = "kv_unservable"  # the prompt needs more KV pages than the model has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Limits:
 
 def share_of(slots: int) -> int:
     """Return how many of a model's `slots` slots one principal may hold."""
-    # One slot stays for the other principals, if there are so many slots that this costs little.
+    # One slot is kept for other principals, but only if the model has many slots, so that one fewer costs little.
     return slots - 1 if slots >= _MANY_SLOTS else slots
 
 
@@ -70,12 +70,12 @@ class Ticket:
     """One request in the admission queue."""
 
     principal: str
-    pages: int
+    pages: int  # number of KV pages to reserve for the request
     min_pages: int  # number of KV pages that the prompt and one output token need
     waiting: bool = False
     admitted: bool = False
     rejected: Reason | None = None
-    number: int = 0
+    number: int = 0  # position in the order of arrival
     deadline: float = math.inf  # time at which a waiting request is rejected
     starved: bool = False  # whether the request was next in line for a slot but had to wait for KV cache memory
     passed: int = 0  # number of later requests that were admitted before this request while it waited for memory
@@ -118,8 +118,9 @@ class FairQueue:
     @property
     def available(self) -> int:
         """Number of KV pages that can be reserved for the next request."""
-        # The engine reports a prompt's pages only with its first token. Until then, `free` excludes these pages and
-        # `_promised` includes them. `_claimed` counts a page that several requests share once for each request.
+        # Both terms may be too low, so the larger one is used. The first term counts the pages of a prompt twice until
+        # the engine reports them with the first token: `free` excludes them, and `_promised` still includes them. In
+        # the second term, `_claimed` counts a page that several requests share once for each of these requests.
         return max(self.free - self._promised, self.limits.pages - self._claimed, 0)
 
     def admitted_of(self, principal: str) -> int:
@@ -143,12 +144,13 @@ class FairQueue:
         ticket.number, ticket.deadline = self._arrived, now + limits.wait
         ticket.pages = min(ticket.pages, limits.pages)
         if principal not in self._queues:
-            # A new principal starts close to the others' sums. From zero, all its requests would be admitted first.
+            # A new principal starts with a sum close to the other principals' sums. With a sum of zero, all requests of
+            # the new principal would be admitted before those of the others.
             self._page_sums[principal] = max(self._page_sums.get(principal, 0.0), self._initial_sum)
         self._queues.setdefault(principal, deque()).append(ticket)
         ticket.waiting = True
         self.waiting += 1
-        # The request may be admitted at once, also if the queue is full.
+        # The queue is checked after the admission, because a request that is admitted at once needs no place in it.
         settled = self._admit(now)
         if self.waiting > limits.queue:
             settled.append(self._evict(ticket))
@@ -168,7 +170,7 @@ class FairQueue:
             self._freed.append(now)
         elif ticket.waiting:
             self._dequeue(ticket)
-        # Without requests, a principal is forgotten: names of principals must not accumulate.
+        # A principal without requests is removed, so that the dictionaries do not grow with each new name.
         if ticket.principal not in self._queues and not self.admitted_of(ticket.principal):
             self._admitted_by_principal.pop(ticket.principal, None)
             self._page_sums.pop(ticket.principal, None)
@@ -228,7 +230,8 @@ class FairQueue:
             self._claimed += ticket.claimed
             page_sum = self._page_sums[ticket.principal]
             self._page_sums[ticket.principal] = page_sum + ticket.pages
-            # The starting value grows with each admission, so newcomers cannot delay a waiting principal forever.
+            # The sum with which new principals start grows with each admission. Otherwise, a series of new principals
+            # could delay a waiting principal forever.
             self._initial_sum = max(self._initial_sum, page_sum) + ticket.pages / len(self._page_sums)
             admitted.append(ticket)
         return admitted
@@ -243,14 +246,16 @@ class FairQueue:
         for ticket in sorted(heads, key=lambda ticket: (self._page_sums[ticket.principal], ticket.number)):
             if self.admitted_of(ticket.principal) >= self._ceiling(ticket.principal):
                 continue
-            # If nothing runs, no page will become free: the request is admitted, and may be preempted.
+            # If no request is admitted, waiting would free no pages. Therefore, this request is admitted in any case,
+            # and the engine may preempt it later.
             if not self.admitted or ticket.pages <= self.available:
                 for earlier in passed_over:
                     earlier.passed += 1
                 return ticket
             if not ticket.starved:
                 ticket.starved, ticket.deadline = True, now + self.limits.kv_wait
-            # Smaller requests of other principals use the free pages, but must not starve this request.
+            # Smaller requests of other principals may use the free pages, but only `_MAX_PASSES` times, so that this
+            # request is not starved.
             if ticket.passed >= _MAX_PASSES:
                 return None
             passed_over.append(ticket)

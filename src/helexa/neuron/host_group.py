@@ -29,7 +29,7 @@ from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, HostAdd
 from helexa.neuron.engine.ipc.messages import HostGroup
 
 _VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
-_LEAST_SECRET_BYTES = 16  # 128 bits: a shorter secret could be found by trying, from a recorded handshake
+_LEAST_SECRET_BYTES = 16  # 128 bits; an attacker could find a shorter secret by brute force from a recorded handshake
 # The default port of torch.distributed, whose environment variables may configure a group.
 _DEFAULT_PORT = 29500
 
@@ -107,7 +107,7 @@ def _missing(key: str, meaning: str) -> str:
 
 
 def _private_address(interface: str) -> str:
-    """Return the private address of the network interface (name or address) given."""
+    """Return the private IP address of `interface`, which is a name or an address."""
     text = interface
     if interface in (interfaces := psutil.net_if_addrs()):
         addresses = [entry.address for entry in interfaces[interface] if entry.family == socket.AF_INET]
@@ -145,30 +145,30 @@ def _secret(path: Path) -> bytes:
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """Host -> host 0: join the group, as long as the connection is open."""
+    """Message of a host to host 0: join the group until the connection closes."""
 
     host: int
     hosts: int
     version: str
     hostname: str
-    # where the host accepts connections of engines
+    # address and port at which the host accepts connections of engines
     address: str
     port: int
     memory_mb: int  # the host's memory in MiB
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """Host 0 -> host: the host belongs to the group now."""
+    """Message of host 0 to a host: the host belongs to the group now."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """Host 0 -> host: the host cannot join, and a retry would fail, too."""
+    """Message of host 0 to a host: it cannot join, and a retry would fail, too."""
 
     message: str
 
 
 class Membership:
-    """The hosts that have joined the group; threads watch their connections."""
+    """On host 0: the hosts that have joined the group. Threads watch connections."""
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings

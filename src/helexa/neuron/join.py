@@ -110,7 +110,8 @@ def prepare(
     changes: dict[str, str] = {}
     # With https, a proxy on this machine may forward to the loopback address, so `host` need not change.
     if urlsplit(url).scheme == "http" and is_loopback(settings.host) and not is_loopback(host):
-        # The address may belong to a NAT or a load balancer. Such an address cannot be bound here.
+        # If the address belongs to a NAT or a load balancer, this machine cannot bind it, and the node must listen on
+        # all its addresses.
         changes["host"] = host if _is_own(host) else "0.0.0.0"
     done: list[str] = []
     key_path = path.absolute().parent / KEY_FILE
@@ -182,7 +183,7 @@ def _checked_gateway(url: str) -> tuple[str, str]:
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)
         family, *_, location = found[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(location)  # sends nothing
+            probe.connect(location)  # for UDP, this only selects a route, and sends nothing
             own_address = str(probe.getsockname()[0])  # the address that the routing table chooses for this gateway
     except OSError as error:
         raise UnreachableError(
@@ -266,7 +267,7 @@ def _change(path: Path, changes: dict[str, str]) -> None:
             head, count = re.subn(rf"^{name}\s*=\s*(\"[^\"]*\"|'[^']*')", lambda _, line=line: line, head, flags=re.M)
             if not count:
                 head = f"{head.rstrip()}\n{line}\n".lstrip() + ("\n" if tail else "")
-        # In the same folder, because a rename is atomic only within one file system.
+        # The temporary file is in the same folder, because a rename is atomic only within one file system.
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(head + tail, encoding="utf-8")
         if path.exists():
@@ -293,7 +294,7 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def _opener() -> request.OpenerDirector:
-    """Return a URL opener without proxies and redirects: both leak the token."""
+    """Return a URL opener without proxies and redirects, which could leak the token."""
     opener = request.OpenerDirector()
     for handler in (
         request.HTTPHandler(),

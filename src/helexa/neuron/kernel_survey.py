@@ -1,7 +1,7 @@
 """The kernels that engines would choose on each device, for `neuron doctor`.
 
-A separate process (`kernel_survey_process.py`) imports torch, if it is installed, because a broken installation may
-crash this process.
+If torch is installed, a separate process (`kernel_survey_process.py`) imports it, because a broken installation of
+torch may crash the process.
 """
 
 import os

@@ -58,7 +58,7 @@ def _kernels(device: Device, dtype: DType | None) -> DeviceKernels:
     try:
         choice = select_kernels(device, dtype, {})
         free_mb = _free_mb(device)
-    except (AssertionError, RuntimeError, tensors.TorchRequired) as error:  # for example, its driver is too old
+    except (AssertionError, RuntimeError, tensors.TorchRequired) as error:  # for example, the driver is too old
         reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"
         return DeviceKernels(device=str(device), kernels=NO_KERNELS, dtype="any dtype", reason=reason)
     return DeviceKernels(
@@ -74,7 +74,7 @@ def _lack_access(first: str, second: str) -> bool:
     try:
         return not tensors.cuda.can_device_access_peer(tensors.device(first), tensors.device(second))
     except (AssertionError, RuntimeError):
-        return False  # one of the devices is unusable, which its own entry reports
+        return False  # one of the devices is unusable; the survey reports this in the entry of the device
 
 
 def _free_mb(device: Device) -> int | None:

@@ -60,7 +60,7 @@ class RequestMiddleware:
         new_id = headers.request_id(scope["headers"])
         request_id.set(new_id)
         record = RequestRecord(scope["method"], scope["path"])
-        if record.method == "POST":  # GET requests are polls
+        if record.method == "POST":  # most GET requests only poll the node's state, and are not traced
             record.prefix_key = request_and_run_records.prefix_key(scope["headers"])
             record.span = tracing.server_span(f"{record.method} {record.path}", scope["headers"])
         request_and_run_records.begin(record)
@@ -92,7 +92,7 @@ class RequestMiddleware:
                 "helexa.request_id": request_id.get(),
             },
         )
-        # Generations and errors have log lines of their own.
+        # Requests with runs or errors have been logged already.
         if not record.runs and not record.error_codes:
             quiet = record.status < 400 and record.path in _POLLED
             tell(
@@ -138,7 +138,8 @@ class AccessGuard:
             await self._app(scope, receive, send)
             return
         if error.status == 401 and _bearer(scope["headers"]).startswith(CHECK_KEY.encode()):
-            # A warning would look like a failure, although the gateway adds the node because of this answer.
+            # No failure, and therefore no warning: before a gateway adds a node, it sends a wrong key on purpose, and
+            # expects that the node rejects it.
             tell(log, logging.INFO, "gateway checks that a key is required", path=scope["path"])
         else:
             log_error_response(scope["path"], error)
@@ -198,7 +199,7 @@ def _foreign_origin(origin: bytes) -> ApiError:
 
 
 class Interim:
-    """Sends `102 Processing` before the final response if a client asks.
+    """Sends `102 Processing` at intervals before the final response, on request.
 
     The client sends the header `x-helexa-keep-alive: SECONDS` or `x-helexa-keep-alive: SECONDS; from=HOST:PORT`. `from`
     is the client's own address on the connection. If it differs from the address that the node sees, there is a proxy
@@ -222,7 +223,7 @@ class Interim:
 
 
 def interval_secs(scope: Scope) -> float | None:
-    """Return the seconds between the middleware's 102 responses, None for none.
+    """Return the seconds between 102 responses; None if the node must not send any.
 
     The result is at least `MIN_SECS` and at most `MAX_SECS`.
     """

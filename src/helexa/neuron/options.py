@@ -25,7 +25,7 @@ MOST_DOWNLOADS = 64
 
 
 class _Constraint:
-    """A constraint that only pydantic checks; see `Bounds`."""
+    """Base class of constraints that only pydantic checks (see `Bounds`)."""
 
     __is_annotated_types_grouped_metadata__: ClassVar[Literal[True]] = True
 
@@ -108,7 +108,7 @@ class AdmissionOptions:
 
 @dataclass(kw_only=True)
 class ContextLimitOptions:
-    """Limits on context length besides a model's training and KV cache."""
+    """Limits on a model's context length besides the trained length and the KV cache."""
 
     enabled: bool = True  # whether the measured prefill rate limits the context length
     # Maximum time for the prefill of a full context, in seconds. Default: 120, or 600 on a CPU.
@@ -199,7 +199,7 @@ class TorchOptions:
             ),
         }
         options = msgspec.convert(values, EngineOptions)
-        # admission control never sends more requests than can run
+        # The engine's queue can be this short, because admission control never sends more requests than can run.
         return msgspec.structs.replace(options, max_waiting=self.max_sequences)
 
 

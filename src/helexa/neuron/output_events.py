@@ -23,13 +23,13 @@ Alternative = tuple[str, bytes, float]  # a candidate token: its text, its bytes
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The first output event: the request was admitted. Contains its prompt tokens."""
+    """The first output event: the request with `prompt_tokens` tokens was admitted."""
 
     prompt_tokens: int
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """An output event: the prefill has begun, and its cached tokens are counted."""
+    """An output event: the prefill has begun. `cached_tokens` need no prefill."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -131,7 +131,7 @@ OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCa
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True):
-    """An output event of the answer with the index `index`, of several answers."""
+    """An output event of one of several answers, with the answer's index."""
 
     index: int
     event: OutputEvent | Finished

@@ -52,11 +52,10 @@ class StageProcesses:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def run(self, channel: Channel) -> None:
-        """Run a stage process for a connected engine until the process ends.
+        """Run a stage process for the engine at `channel`; close `channel` at its end.
 
-        Closes the channel.
-
-        If the engine closes the connection and the process does not end within a few seconds, the process is killed.
+        If the engine closes the connection and the process does not end within `_ENDING_SECONDS`, the process is
+        killed.
         """
         if len(self._processes) >= _MAX_STAGES:
             log.error("model of the host group not loaded models=%d; unload a model that uses this host", _MAX_STAGES)
@@ -108,7 +107,7 @@ def _start(channel: Channel, setup: socket.socket) -> subprocess.Popen[bytes]:
             *(sys.executable, "-P", "-m", "helexa.neuron.engine.stage_process"),
             *("--channel-fd", str(channel.fileno()), "--setup-fd", str(setup.fileno())),
         ],
-        stdin=subprocess.PIPE,  # its end tells the process that this one has died
+        stdin=subprocess.PIPE,  # if this process dies, the pipe closes, and the stage process ends
         stdout=subprocess.DEVNULL,
         env=ENVIRONMENT | os.environ,
         pass_fds=(channel.fileno(), setup.fileno()),
@@ -140,8 +139,8 @@ def run_member(settings: GroupSettings, config: NeuronConfig) -> None:
     """Run a host other than host 0 until SIGTERM or SIGINT.
 
     Raises:
-        HelexaError: the host cannot be part of the group: another secret, version or number of hosts, or another
-            process uses the port.
+        HelexaError: this host cannot join the group, because its secret, version, number or number of hosts does not
+            fit to host 0, or because another process uses its port.
     """
     stages = StageProcesses(config)
     stopping = threading.Event()

@@ -18,7 +18,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return the 400 error for a chat that continues its last message and begins one."""
+    """Return the error for `continue_final_message` with `add_generation_prompt`."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",
@@ -122,12 +122,12 @@ class ChatRequest(GenerationRequest):
     @property
     def max_reasoning_tokens(self) -> int | None:
         """Maximum number of reasoning tokens, or None if the request states no limit."""
-        # A template variable overrides the field. `type`, because `True` is an `int`.
+        # A template variable overrides the field. Not `isinstance`, which would accept `True` as an `int`.
         budget = (self.chat_template_kwargs or {}).get("thinking_budget")
         return budget if type(budget) is int and budget > 0 else self.thinking_budget
 
     def _validated(self) -> Self:
-        self._apply_allowed_tools()  # first, so that later code sees only the allowed tools and a plain mode
+        self._apply_allowed_tools()  # before the checks, which expect `tool_choice` without `allowed_tools`
         return super()._validated()
 
     def _apply_allowed_tools(self) -> None:
@@ -249,7 +249,10 @@ class ChatLogprobs(TypedDict):
 
 
 class ChatAnswer(TypedDict):
-    """The assistant's message in a chat response; null `content` only beside calls."""
+    """The assistant's message in a chat response.
+
+    `content` is null only if the message has tool calls and no text.
+    """
 
     role: Literal["assistant"]
     content: str | None

@@ -15,11 +15,11 @@ from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_m
 from helexa.core.sampling import NumericSampling
 
 _KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "lark", "json_object": "object"}
-# Fields of llama.cpp and SGLang that require a format, with the member of `structured_outputs` that means the same.
+# Fields of llama.cpp and SGLang that require an output format, with the equivalent member of `structured_outputs`.
 _OTHER_NAMES = {"json_schema": "json", "regex": "regex"}
 _VALUES = {"schema": "a JSON Schema", "choice": "a list of strings", "object": "true"}  # all others are strings
 
-NO_LIMIT = -1  # value of an output limit that stands for a missing one
+NO_LIMIT = -1  # value of an output limit that means no limit
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
 MAX_LOGPROBS = 1 << 19  # maximum number of log-probabilities in one response, including those of alternative tokens
@@ -85,7 +85,8 @@ class WireRequest(WireObject):
         try:
             request = cls.model_validate_json(body)
         except ValidationError as error:
-            # JavaScript clients, for example Claude Code, cut texts within emojis. The text stays in the conversation.
+            # JavaScript clients, for example Claude Code, may cut a text within an emoji. Without the repair, all later
+            # requests of the conversation would fail, too.
             if error.errors()[0]["type"] == "json_invalid" and (repaired := without_lone_surrogates(body)) != body:
                 return cls.parse(repaired)
             raise to_api_error(error) from None

@@ -34,8 +34,8 @@ _INPUTS = {
 
 _OUTPUTS = tuple(f"{kind}_output" for kind in _INPUTS)
 
-# Types of items that add tools to the request. Codex sends the first for some models, and the second after a search for
-# tools, for which the model of another server may have asked.
+# Types of items that add tools to the request. Codex sends `additional_tools` for some models, and `tool_search_output`
+# after a search for tools that the model of another server has requested.
 TOOL_ITEMS = ("additional_tools", "tool_search_output")
 
 _DROPPED = (
@@ -104,7 +104,7 @@ def _summary_in(item: Mapping[str, Any], field: str) -> str:
 
 @dataclass(frozen=True)
 class HostedCall:
-    """What an input item of a hosted tool contains for the model."""
+    """The call and the output that the model is shown for an item of a hosted tool."""
 
     name: str | None = None  # name of the tool, or None if the item has no call
     arguments: dict[str, Any] | str | None = None  # arguments of the call, as an object or its JSON text
@@ -112,7 +112,7 @@ class HostedCall:
 
 
 def hosted_call(kind: str, item: Mapping[str, Any]) -> HostedCall | None:
-    """Return the call or output in a hosted tool's input item, or None if dropped."""
+    """Return the call or output in a hosted tool's item; None if the item is dropped."""
     if kind in _DROPPED:
         return None
     if kind in _OUTPUTS:
@@ -189,7 +189,7 @@ class _Conversation:
         self._prompts = [instructions or ""]
         self._messages: list[Message] = []
         self._reasoning: list[str] = []  # reasoning before the next assistant message
-        self._assistant_open = False  # the last message is the assistant's, and calls may follow
+        self._assistant_open = False  # whether the last message is the assistant's, and calls may be added to it
 
     def messages(self) -> list[Message]:
         prompt = "\n\n".join([text for text in self._prompts if text])
@@ -343,7 +343,7 @@ def _reasoning_text(item: Item, field: str) -> str:
 
 def _call_id(item: Item, name: str, field: str) -> Message:
     """Return the id of a call as the field `name`."""
-    # Without an id, results belong to calls by their order.
+    # If calls and outputs have no ids, their order shows which of them belong together.
     return {name: _string(item, "call_id", field)} if item.get("call_id") is not None else {}
 
 
@@ -388,6 +388,8 @@ def referenced_response(previous: Any, input: msgspec.Raw) -> str | None:
     try:
         items = _items.decode(input)
     except msgspec.DecodeError:
-        return response_of("")  # the node also reads JSON with numbers such as 1e999, in which references may be
+        # The node accepts JSON that msgspec rejects, for example with the number 1e999. Such JSON may contain
+        # references, so the result is not None, but an id that no response has.
+        return response_of("")
     references = (item.id for item in items if item.type in (None, "item_reference") and item.role is None)
     return next((response_of(id) for id in references if isinstance(id, str)), None)

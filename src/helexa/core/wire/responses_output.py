@@ -56,7 +56,7 @@ class Logprob(TopLogprob):
 
 
 class OutputText(TypedDict):
-    """The content part of an output message (Responses API has only one).
+    """The only content part of a message in a Responses API output.
 
     `logprobs` is a JSON-encoded list of `Logprob`.
     """
@@ -114,7 +114,10 @@ def response_usage(
 
 
 def response_of(item: str) -> str:
-    """Return the id of the response that contains an item; unknown for an invalid id."""
+    """Return the id of the response that contains the item with the id `item`.
+
+    For an invalid item id, the result is an id that no response has.
+    """
     return f"resp_{''.join(item.split('_')[1:2])}"
 
 
@@ -290,7 +293,7 @@ def _is_object(arguments: str) -> bool:
 class CustomCallItem(CallItem):
     """A Responses API output item with a call of a custom tool (any text).
 
-    The model writes the input as an argument of a function. The input is therefore known at the end of the call.
+    The model writes the input as an argument of a function. The input is therefore known only at the end of the call.
     """
 
     prefix = "ctc"
@@ -367,7 +370,10 @@ class ResponseOutput:
             self._answered = any(item["type"] != "reasoning" for item in self.items)
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """Complete the last item, and return the remaining events of the items."""
+        """Complete the last item, and return the remaining events of the items.
+
+        If the output has neither a message nor a call, an empty message is added.
+        """
         closed = self._close(status)
         if self._answered:
             return closed

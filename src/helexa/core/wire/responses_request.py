@@ -142,7 +142,7 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: Allowed | None = None) -> 
 
 
 def _custom_function(tool: Tool) -> Tool:
-    """Return a function with one text as its argument that replaces a custom tool."""
+    """Return a function that replaces a custom tool. Its only argument is a text."""
     texts = [tool.get("description")]
     match tool.get("format"):
         case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
@@ -247,7 +247,8 @@ class ResponsesRequest(GenerationRequest):
                 raise unsupported_parameter(name, f"'{name}' is not supported here; use 'max_output_tokens'")
         for name in _UNSUPPORTED:
             self.reject(name)
-        # Some clients always send `auto`. A conversation that is too long is an error then, too: nothing is left out.
+        # `auto` is accepted, because some clients always send it. A conversation that is too long is an error in this
+        # case, too, because helexa leaves no items out.
         if self.truncation not in (None, "auto", "disabled"):
             raise unsupported_parameter("truncation", "'truncation' must be 'auto' or 'disabled'")
         for name in self.include or ():
@@ -298,7 +299,7 @@ class ResponsesRequest(GenerationRequest):
             if item.get("type") in TOOL_ITEMS:
                 more = item.get("tools")
                 if more is None and item["type"] == "tool_search_output":
-                    continue  # the search is not served, so its output may be anything
+                    continue  # helexa offers no search for tools, and does not check the output of another server's
                 if not isinstance(more, list):
                     raise invalid_body(f"input.{index}.tools: must be a list", f"input.{index}.tools")
                 later |= {(space, tool["name"]): tool for space, tool in functions(more)}

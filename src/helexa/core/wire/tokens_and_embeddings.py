@@ -52,7 +52,7 @@ class TokenizeRequest(WireRequest):
         return (self.chat_template_kwargs or {}).get("enable_thinking") is True
 
     def reject_unsupported(self) -> None:
-        """Reject both or neither of `prompt` and `messages`, and other parameters."""
+        """Require exactly one of `prompt` and `messages`; reject other parameters."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required")
         if self.continue_final_message and self.add_generation_prompt:
@@ -187,13 +187,13 @@ def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float
             f"dimensions: is {dimensions}, but the model's embeddings have {len(vector)}; send a smaller number",
             "dimensions",
         )
-    # As in OpenAI's API. Clients compare embeddings by their scalar product, so the length must be 1.
+    # Clients compare embeddings by their scalar product, so the length must be 1, as in OpenAI's API.
     norm = math.hypot(*vector[:dimensions])
     return [number / norm for number in vector[:dimensions]] if norm else vector[:dimensions]
 
 
 def encoded(vector: Sequence[float], encoding: str | None) -> bytes:
-    """Return an embedding as JSON: base64 or numbers, as `encoding` says."""
+    """Return an embedding as JSON: text if `encoding` is `base64`, else numbers."""
     if encoding == "base64":
         return b'"%s"' % base64.b64encode(struct.pack(f"<{len(vector)}f", *vector))
     return orjson.dumps(vector)

@@ -27,7 +27,7 @@ CallEvent = ToolCallStart | ToolCallDelta
 class AnswerForm:
     """Rules for tool calls and reasoning in the answer to a chat request."""
 
-    # JSON Schema of each callable tool's arguments, by tool name
+    # the tools that the answer may call: JSON Schema of each callable tool's arguments, by tool name
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
     # Whether the answer may have several tool calls. If False, the answer ends before a second call.
     parallel: bool = True
@@ -48,7 +48,7 @@ class AnswerForm:
 
     @property
     def runs_on(self) -> bool:
-        """Whether the rules in this object never end the answer before the engine does."""
+        """Whether these rules never end the answer earlier than the engine ends it."""
         return self.parallel and not self.must_call and self.thinking_budget is None
 
 
@@ -61,8 +61,8 @@ class AnswerReader:
     Args:
         stop_ids: token ids that end the answer and produce no text.
         form: rules for tool calls and reasoning; None if the whole output is plain text.
-        closing_limit: number of generated tokens from which the server no longer closes reasoning that exceeds its
-            budget. After so many tokens, the output limit leaves no space for text after the reasoning.
+        closing_limit: if the answer has this number of tokens or more, the server does not close reasoning that exceeds
+            its budget, because the output limit leaves no space for text after the reasoning.
         scored: whether to also report the log-probabilities of the prompt's tokens. If so, every token of the answer is
             reported, including the token that ends the answer.
     """
@@ -84,8 +84,8 @@ class AnswerReader:
         # Whether a stop string, or a tool call that `form` forbids, has ended the answer. The caller must discard
         # further output of the engine.
         self.stopped = False
-        # Whether the reasoning has exceeded its budget. The caller must then call `end_reasoning`. If the model then
-        # begins to reason again, the value becomes true again.
+        # Whether the reasoning has exceeded its budget. The caller must then call `end_reasoning`. If the model begins
+        # to reason again after that call, the value becomes True again.
         self.over_budget = False
         self.written: list[int] = []  # the tokens of the answer so far, if the reasoning has a budget
         self._budget = None if form is None else form.thinking_budget
@@ -134,7 +134,7 @@ class AnswerReader:
         if self.stop_string is not None or self._calls == 0 or self._parser is None:
             return "stop"
         if self._parser.broken:
-            return "stop"  # the client cannot answer an incomplete call, nor calls after it
+            return "stop"  # not `tool_calls`, because the client cannot execute an incomplete call
         return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
 
     def read(self, output: TokenOutput) -> list[OutputEvent]:
@@ -210,7 +210,8 @@ class AnswerReader:
                 self._logprobs.clear()
         if self._budget is not None:
             self.written.append(token)
-            # Some models call a tool without closing their reasoning. The closing marker would break the call.
+            # Some models begin a tool call without closing their reasoning. In the middle of this call, the server must
+            # not insert the closing marker of the reasoning.
             may_close = self._parser.in_reasoning and not self._parser.may_leave_reasoning
             beyond = may_close and self.reasoning_tokens >= self._budget
             self.over_budget = beyond and len(self.written) < self._closing_limit
@@ -271,7 +272,7 @@ class AnswerReader:
             self._show_text(text)
 
     def _release_held_text(self) -> None:
-        """Report text withheld as a possible beginning of a stop string."""
+        """Report the text that was withheld because a stop string might begin with it."""
         if held_text := self._stops.flush():
             self._show_text(held_text)
 
@@ -302,7 +303,7 @@ def _kind(event: OutputEvent) -> tuple[object, int]:
 
 
 def _merged(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """Return `events` with consecutive chunks of one kind merged into one."""
+    """Return `events` with consecutive chunks of the same kind merged into one event."""
     merged: list[OutputEvent] = []
     for _, same_kind in groupby(events, _kind):
         first, *following = same_kind
@@ -325,12 +326,12 @@ def _merged(events: Sequence[OutputEvent]) -> list[OutputEvent]:
 class RepeatedCalls:
     """Removes tool calls that repeat an earlier call of the same answer.
 
-    A call is a repetition if its tool name and the text of its arguments equal those of an earlier call. Its events are
-    withheld as long as the call may turn out to be a repetition.
+    A call is a repetition if its tool name and the text of its arguments equal those of an earlier call. The events of
+    a call are withheld as long as the call may turn out to be a repetition.
     """
 
-    # If a request forces tool calls, the grammar allows only a further call or the end of the answer. A small model may
-    # then repeat the same call until it reaches the output limit.
+    # If a request forces tool calls, the grammar allows only another call or the end of the answer. A small model may
+    # then repeat one call until the output limit.
     def __init__(self) -> None:
         # Whether the last completed call is a repetition. The events of a repetition are never returned.
         self.repeated = False
@@ -338,7 +339,8 @@ class RepeatedCalls:
         self._name = ""
         self._arguments: list[str] = []
         self._length = 0  # length of the arguments so far
-        self._candidates: list[str] = []  # arguments of earlier calls of the same tool that begin like this call's
+        # arguments of the earlier calls that the current call may repeat: same tool, same beginning of the arguments
+        self._candidates: list[str] = []
         self._withheld: list[CallEvent] = []
 
     def push(self, event: CallEvent) -> Sequence[CallEvent]:

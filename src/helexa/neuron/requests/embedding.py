@@ -29,7 +29,7 @@ async def embedded(
 
     Args:
         inputs: texts, or lists of token ids.
-        encode: called with each embedding, whose L2 norm is 1. The returned list contains the results.
+        encode: function that converts an embedding with L2 norm 1 to an element of the returned list.
 
     Raises:
         ApiError: a text is empty or too long, admission control rejected the request, or the engine failed.
@@ -65,7 +65,7 @@ class _Batch(Generic[T]):
         Raises:
             ApiError: admission control rejected a text while no other text was being computed, or the engine failed.
         """
-        # Each text is admitted separately by admission control, so a long list does not block other requests.
+        # Each text passes admission control separately, so that a request with many texts does not block the queue.
         begun, reason = time.perf_counter(), "cancelled"
         try:
             async with asyncio.TaskGroup() as workers:

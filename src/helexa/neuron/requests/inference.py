@@ -26,14 +26,16 @@ if TYPE_CHECKING:  # pydantic models, which private engines need only for some r
     from helexa.core.wire.request import GenerationRequest
     from helexa.neuron.requests.text_chat import TextChat
 
-_WAKE_TOKENS = 64  # tokens per output of the engine; at most one KV page, because admission control counts the pages
+# Number of unread tokens at which the reader of an answer wakes, if it need not read each token at once. The number is
+# at most one KV page, because admission control counts the pages of a request when the reader wakes.
+_WAKE_TOKENS = 64
 _RETRY_AFTER_SECONDS = 2
 
 logger = logging.getLogger(__name__)
 
 Run = AsyncGenerator[InferenceEvent, None]
 
-_MOST_BUFFERED = 4  # events of each run that may wait for a slow client
+_MOST_BUFFERED = 4  # maximum number of events, per run of a request, that wait for a slow client
 _MOST_ACTIVE = 16  # largest number of concurrent runs of one request
 
 
@@ -112,7 +114,8 @@ def run(
             shares of the engine and, by default, separate prefix caches.
         turn: number of prompt tokens before the last user message of the conversation; 0 if unknown.
         images: the images of the prompt, if there is only one prompt.
-        part_at: finds the message of a token of the prompt; None for a prompt without messages.
+        part_at: function that returns the message to which a token of the prompt belongs; None for a prompt without
+            messages.
         counts_prompt: whether to yield a `PromptCounted` event before the first output. Ignored for several answers.
 
     Raises:
@@ -160,7 +163,8 @@ async def _run_choice(
         scored=request.scores_prompt,
     )
     recorder = RunRecorder(model, len(prompt), reader, images.tokens)
-    # Outputs without streaming wake the reader seldom, except if the reader may end the answer at any token.
+    # Number of unread tokens at which this task wakes. It is 1 for a stream, and also if `reader` may end the answer
+    # earlier than the engine.
     wake_at = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _WAKE_TOKENS
 
     outputs: TokenStream | None = None
@@ -210,7 +214,8 @@ async def _run_choice(
                     yield event
                 recorder.resume()
                 outputs = generate()
-        # The engine has finished the request: a slow client no longer occupies the batch.
+        # The last events are sent after the end of the admission, so that a slow client does not occupy a slot of the
+        # batch.
         for event in events:
             yield event
         if output.finish == "error" and not reader.stopped:
@@ -220,7 +225,7 @@ async def _run_choice(
             yield recorder.finish(reader.reason(output), reader.stop_string, miss)
     except Exception as error:
         if not recorder.admitted:
-            recorder.closed = True  # the error response logs the rejection
+            recorder.closed = True  # nothing to record: the code that sends the error response logs the rejection
             raise
         if isinstance(error, ApiError):
             yield recorder.fail(error)
@@ -272,7 +277,8 @@ async def _all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> As
                 ends[index] = event
             if not isinstance(event, Started | PromptCounted | ChoiceEvent):
                 yield ChoiceEvent(index, event)
-            # The other runs start after the prefill of the first, whose prompt they then find in the prefix cache.
+            # The other runs start after the first event of the first run. At that time, its prefill has ended, so the
+            # other runs find the prompt in the prefix cache.
             if len(tasks) == 1:
                 later = [_begin(place, run, events, active) for place, run in enumerate(runs) if place]
                 tasks += map(asyncio.create_task, later)
@@ -318,7 +324,7 @@ async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _
                 event = await anext(run)
             except Exception as error:
                 active.count -= 1
-                # Other runs of this request occupy slots, or did so until just now.
+                # A retry may succeed only if other runs of this request occupy slots, or have just left them.
                 has_others = active.count or run_ended.is_set()
                 if not (has_others and isinstance(error, ApiError) and error.retry_after is not None):
                     await events.put((index, _failed(error)))

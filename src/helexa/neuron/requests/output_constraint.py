@@ -66,7 +66,8 @@ async def chat_constraint(
     Raises:
         ApiError: status 400: the requested structure is not supported, or the model has no tool-call format.
     """
-    # The schema of a forced call is enforced, unless the client sets `strict` to false.
+    # Names of the tools whose schema the grammar enforces. If the request forces a call, these are all tools, except
+    # those with `strict` set to false.
     strict = frozenset(tool["function"]["name"] for tool in tools if _is_strict(tool["function"], chat.must_call))
     schemas = schemas_of(tools)
     if chat.shape is None and not (tools and (chat.must_call or strict)):
@@ -152,8 +153,8 @@ def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thi
 def _after_closed_reasoning(model: ServedModel, chat: "ChatRequest | TextChat", tools: Tools) -> Constraint | None:
     """Return a constraint that forbids a second reasoning block, or None.
 
-    The constraint applies to output after the server has closed the reasoning. None if the request limits no reasoning
-    tokens or has no tools, or if the output format needs no such constraint.
+    The constraint applies to output after the server has closed the reasoning. The result is None if the request has no
+    limit of reasoning tokens or no tools, or if the output format needs no such constraint.
     """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
     known = model.text.output_format.tool_call_format

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from helexa.neuron.vision.model_vision import ModelVision, SharedImage
 
 
-_THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable in chat templates
+_THINKING_VARIABLES = ("enable_thinking", "thinking")  # names, in different chat templates, of the reasoning switch
 
 MAX_IMAGES = 128  # maximum number of images in a request
 
@@ -63,7 +63,10 @@ NO_IMAGES = PromptImages()
 
 
 PartAt = Callable[[int], tuple[int | None, str]]
-"""Returns message and role of a token of a prompt (see `ModelText.part_at`). Slow for long conversations."""
+"""Function from the index of a prompt's token to the index of its message (None if unknown) and the message's role.
+
+See `ModelText.part_at`. The function is slow for long conversations.
+"""
 
 
 class Prompt(NamedTuple):
@@ -78,13 +81,13 @@ class Prompt(NamedTuple):
 async def chat_prompt(model: ServedModel, chat: "ChatRequest | TextChat", *, thinks: bool | None = None) -> Prompt:
     """Render a conversation with the model's chat template and return the prompt.
 
-    `Prompt.turn` is 0 for models without recurrent state, whose engines do not use it.
+    `Prompt.turn` is 0 for models without recurrent state, because their engines do not use `turn`.
 
     Raises:
         ApiError: the conversation is too long, an image of the conversation cannot be used, or the chat template cannot
             render the conversation.
     """
-    # A message has at least one token, so this check saves the rendering, which takes much longer.
+    # Each message has at least one token. Rendering takes much longer than this check of the number of messages.
     if len(chat.messages) > model.context_length:
         raise context_length_exceeded(len(chat.messages), model.context_length)
     images = await prepared_images(model, chat.messages)
@@ -184,7 +187,7 @@ def rendered_prompt(
     try:
         if model.engine.ready.state_bytes:
             tokens, turn = model.text.prompt_and_turn_start(turns, tools, insert, **variables)
-        else:  # only engines with recurrent state use the start of the last turn
+        else:  # engines without recurrent state do not use the start of the last turn
             tokens, turn = model.text.prompt_ids(turns, tools, insert, **variables), 0
         if vision is None or not images:
             return Prompt(tokens, turn, part_at=lambda position: part_at(tokens, position))
@@ -193,7 +196,9 @@ def rendered_prompt(
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error
     except ImageError as error:
         raise invalid_image(str(error), "messages") from error
-    if max(tokens) >= model.engine.ready.vocab_size:  # some models have no embedding of the image token
+    # Some models have no embedding for the id of the image token. Any valid id can replace it, because the engine takes
+    # the embeddings at these positions from the image.
+    if max(tokens) >= model.engine.ready.vocab_size:
         for image_range in ranges:
             tokens[image_range.start : image_range.end] = [0] * image_range.length
 
@@ -206,7 +211,7 @@ def rendered_prompt(
 def cache_miss(
     model: ServedModel, tokens: Sequence[int], missed: PrefixMiss, part_at: PartAt | None = None
 ) -> CacheMiss:
-    """Describe to the client where the cached beginning of its prompt ended."""
+    """Describe for the client at which token of the prompt the prefix cache missed."""
     position = missed.position
     message, role = (None, "") if part_at is None else part_at(position)
     miss = CacheMiss(reason=missed.reason, position=position)
@@ -236,7 +241,7 @@ def _source(part: Mapping[str, Any], field: str) -> tuple[str, str]:
 
 
 def _decoded(url: str, field: str) -> bytes:
-    """Return the contents of a base64 data URL; its media type is ignored."""
+    """Return the decoded bytes of a base64 data URL. The media type is ignored."""
     head, comma, encoded = url.strip().partition(",")
     if head[:5].lower() != "data:":
         raise invalid_image(

@@ -21,7 +21,7 @@ from helexa.neuron.requests.answer_reader import AnswerReader
 
 logger = logging.getLogger(__name__)
 
-_CLOCK_SECONDS = 0.0005  # the engine notes the first token just after the end of the step that computed it
+_CLOCK_SECONDS = 0.0005  # tolerance: the engine records the first token slightly after the end of its engine step
 
 KEPT_SECONDS = 120.0
 MOST_KEPT = 10_000
@@ -59,7 +59,7 @@ class RequestRecord:
     error_codes: list[str] = field(default_factory=list[str])
     runs: list[RunRecord] = field(default_factory=list[RunRecord])
     span: Any = None
-    prefix_key: str = ""  # the gateway's name for the beginning of the prompt; empty if unknown
+    prefix_key: str = ""  # the gateway's id for the beginning of the prompt; empty if the request has no such id
     # time at which the request arrived, in seconds of `time.perf_counter`
     started: float = field(default_factory=time.perf_counter)
 
@@ -78,7 +78,7 @@ def begin(record: RequestRecord) -> None:
 
 
 def prefix_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the name of the prompt's beginning that a gateway sends, or ""."""
+    """Return the id that the gateway sends for the beginning of the prompt, or ""."""
     return next((value.decode() for name, value in headers if name == _PREFIX_HEADER and _PREFIX.fullmatch(value)), "")
 
 
@@ -121,9 +121,9 @@ class RunRecorder:
         return PromptCounted(self._prompt_tokens, self._cached_tokens)
 
     def count(self, output: TokenOutput) -> int:
-        """Record an output; return the run's tokens in the KV cache so far.
+        """Record an output; return the number of the run's tokens in the KV cache.
 
-        The tokens are those of the prompt and of the answer so far.
+        The number includes the prompt and the answer so far. It is 0 before the first token of the answer.
         """
         if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
@@ -177,7 +177,8 @@ class RunRecorder:
         self.closed = True
         timing = self._timing or self._measured()
         if self._first_token is not None:
-            # Without the engine's timing, a wait in the engine looks like prefill, so no prefill rate is recorded.
+            # Without the engine's timing, no prefill rate is recorded, because the server cannot distinguish a wait in
+            # the engine from prefill.
             prefilled = self._prompt_tokens - self._cached_tokens if self._timing is not None else 0
             self._model.record(timing, prefilled, self._reader.tokens)
         first_token = None if self._first_token is None else self._first_token - self._begin
@@ -245,7 +246,7 @@ class RunRecorder:
                 tracing.child_span(phase, "engine step", begun, ended, {"tokens": step.tokens, "batch": step.batch})
 
     def _measured(self) -> Timing:
-        """Return the server's timing, for runs without the engine's timing."""
+        """Return the durations that the server measured, for runs without the engine's."""
         now = time.perf_counter()
         if self._entered is None:
             return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)
@@ -255,7 +256,7 @@ class RunRecorder:
 
 @dataclass(frozen=True)
 class UsageRecord:
-    """Token counts of one request; the prompt of several answers counts once."""
+    """Token counts of one request. A prompt with several answers counts once."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,7 +1,7 @@
 """Chat requests of private engines that need no validation by pydantic.
 
-They have only texts and numbers. The import of pydantic and of the models in `core.wire` would take a third of the CPU
-time of a program that starts a private engine.
+These requests contain only texts and numbers. Importing pydantic and the pydantic models in `core.wire` would take a
+third of the CPU time of a program that starts a private engine.
 """
 
 from collections.abc import Mapping
@@ -57,8 +57,9 @@ class TextChat(NumericSampling):
     def of(cls, body: Mapping[str, Any]) -> "TextChat | None":
         """Return the request with the fields `body`, or None.
 
-        The result is None if a field is not one of this class or its value is invalid, or if a text begins with the
-        billing line of Claude Code. `ChatRequest` says what is invalid, and removes the line.
+        The result is None if this class lacks a field of the request, if a value is invalid, or if a text begins with
+        the billing line of Claude Code. The caller must then use `ChatRequest`, which reports invalid values and
+        removes the billing line.
         """
         sampling: dict[str, float] = {}
         for name, value in body.items():

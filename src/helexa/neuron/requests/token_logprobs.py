@@ -10,7 +10,7 @@ class TokenLogprobs:
 
     def __init__(self, tokenizer: Tokenizer, *, complete: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._complete = complete  # whether to report also tokens that have no text in the answer
+        self._complete = complete  # whether to also report tokens that have no text in the answer
         self._waiting: list[TokenLogprob] = []
         self._offsets = TextOffsets()
 
@@ -18,7 +18,8 @@ class TokenLogprobs:
         """Add the log-probability of the next generated token to the buffer.
 
         Args:
-            last: whether the token ends the answer, so that an incomplete character before it has become U+FFFD.
+            last: whether the token ends the answer. An incomplete UTF-8 character before this token has become U+FFFD
+                in the text.
         """
         if last:
             self._offsets.end_text()
@@ -46,9 +47,9 @@ class TokenLogprobs:
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
         """Remove and return the log-probabilities of the tokens of `text`.
 
-        The buffer may begin with tokens that have no text in the answer. If `complete` is True, their log-probabilities
-        are also returned, else dropped. If no tokens in the buffer match `text`, for example after an invalid
-        character, all buffered log-probabilities are returned.
+        The buffer may begin with tokens that have no text in the answer. If this object is `complete`, their
+        log-probabilities are returned, too; otherwise they are dropped. If no tokens in the buffer match `text`, for
+        example after an invalid character, all buffered log-probabilities are returned.
         """
         shown = text.encode()
         start = b"".join([token.bytes for token in self._waiting]).find(shown)

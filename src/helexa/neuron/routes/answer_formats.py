@@ -148,7 +148,7 @@ class OpenAIProjector(ABC):
 
     def _frame(self, choice: int, event: Started | OutputEvent | Finished) -> bytes:
         if isinstance(event, ReasoningDelta) or (isinstance(event, TextDelta) and not event.logprobs):
-            # These chunks differ only in their text, so the rest is encoded once.
+            # All chunks of one kind differ only in their text, so the JSON around the text is encoded once and reused.
             kind = (choice, type(event))
             if kind not in self._frames:
                 head, _, tail = self._encoded(choice, type(event)("")).rpartition(b'""')

@@ -57,8 +57,8 @@ async def chat_completions(request: Request) -> RunResponse:
     events = await converse(
         model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled, counts_prompt=counts
     )
-    # A gateway requests usage with a header, for its budgets. Chunks have `usage: null` only if the client requests
-    # usage.
+    # A gateway requests the token counts with a header, to charge its budgets. Only if the client itself requests
+    # `usage` do the other chunks have `usage: null`.
     client_usage = chat.includes_usage
     projector = ChatProjector(
         model.id, choices=chat.n or 1, include_usage=client_usage or reports_usage(request), null_usage=client_usage
@@ -78,7 +78,7 @@ class ChatProjector(OpenAIProjector):
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
         """Return the chunk for an event of answer `choice`; None for `WasReasoning`."""
-        # The event says that the text so far was reasoning, but a stream cannot take back the chunks with this text.
+        # `WasReasoning` means that the text so far was reasoning. The chunks with this text are sent already.
         if isinstance(event, WasReasoning):
             return None
         reason = event.reason if isinstance(event, Finished) else None
@@ -98,7 +98,7 @@ class ChatProjector(OpenAIProjector):
         _add(tokens, self._tokens[choice])
 
     def _take(self, choice: int, event: OutputEvent) -> None:
-        # Discard the log-probabilities so far: they belong to text that has turned out to be reasoning.
+        # Discard the log-probabilities so far, because they belong to text that has turned out to be reasoning.
         if isinstance(event, WasReasoning):
             self._tokens[choice] = Encoded()
         super()._take(choice, event)
@@ -125,7 +125,7 @@ class ChatProjector(OpenAIProjector):
                     arguments[number].append(piece)
         for call, pieces in zip(calls, arguments, strict=True):
             call["function"]["arguments"] = "".join(pieces)
-        # As in OpenAI's API: the content is null only beside tool calls.
+        # As in OpenAI's API, the content of an answer without text is null if there are tool calls, and "" otherwise.
         message = ChatAnswer(role="assistant", content="".join(text) or (None if calls else ""), refusal=None)
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)

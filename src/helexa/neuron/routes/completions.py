@@ -21,8 +21,8 @@ class Echo(NamedTuple):
     """A prompt that the response repeats before an answer."""
 
     text: str
-    # Index in `text` of the character that each token of the prompt begins or continues. Only used if the response has
-    # the log-probabilities of the prompt's tokens.
+    # For each token of the prompt, the index in `text` of the first character that the token begins or continues. Used
+    # only if the response has the log-probabilities of the prompt's tokens.
     offsets: Sequence[int]
 
 
@@ -141,8 +141,8 @@ class CompletionProjector(OpenAIProjector):
                 arrays["token_logprobs"].append(None)
                 arrays["top_logprobs"].append(None)
             else:
-                # Tokens with equal text, usually parts of a character, share the log-probability of the most likely
-                # token.
+                # The keys of the dict are texts. Several tokens may have the same text, for example invalid parts of a
+                # character. `reversed` keeps the log-probability of the most likely of these tokens.
                 alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
                 top = {token.token: token.logprob, **dict(alike)}
                 arrays["token_logprobs"].append(token.logprob)

@@ -74,7 +74,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """Handle `GET /v1/models`: list the models, including models that restart."""
+    """Handle `GET /v1/models`: list the models, including sleeping and crashed ones."""
     infos: list[ModelInfo] = request.app.state.registry.infos()
     created = int(time.time())
     return JsonResponse(model_list([model_entry(info, created) for info in infos]))
@@ -147,7 +147,7 @@ def model_entry(info: ModelInfo, created: int) -> ModelEntry:
         object="model",
         created=created,
         owned_by="helexa",
-        # Clients offer only loaded models; a sleeping model answers like a loaded one.
+        # Some clients offer only models with `loaded`. A sleeping model counts, because it wakes for a request.
         loaded=info.status in ("loaded", "sleeping"),
         tool_call=info.tool_call,
         reasoning=info.reasoning,
@@ -172,8 +172,8 @@ def model_list(entries: list[ModelEntry]) -> ModelList:
 class HealthMonitor:
     """Measures memory and accelerators periodically, and builds reports.
 
-    Reports use the last measurement, because a measurement may block. If a measurement fails or reports no memory, the
-    previous values remain.
+    A report contains the values of the last measurement, because a measurement may block. If a measurement fails or
+    returns no memory, the previous values remain in use.
     """
 
     def __init__(

@@ -138,10 +138,10 @@ async def models(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response | LoadStream:
-    """Handle `POST /models/load`: load a model, and respond at the load's end.
+    """Handle `POST /models/load`: load a model, and respond when the load has ended.
 
-    If the client requests a stream, the response is a stream of progress events. But if the load ends within
-    `LOOK_SECONDS`, the client gets the same JSON response as without a stream.
+    If the client requests a stream, the response is a stream of progress events, unless the load ends within
+    `LOOK_SECONDS`. In this case, the response is the same JSON as without a stream.
     """
     load_request = parse(LoadRequest, await read_json(request))
     watch = _Watch(_registry(request), load_request)
@@ -212,7 +212,8 @@ async def clear_prefix_cache(request: Request) -> Response:
     model_id = bare_id(request.path_params["model_id"])
     registry = _registry(request)
     model, error_text = None, ""
-    is_quarantined = any(failed.model_id == model_id for failed in registry.poisoned())  # its engine has ended
+    # The engine of a quarantined model has ended, and `registry.get` would raise an error.
+    is_quarantined = any(failed.model_id == model_id for failed in registry.poisoned())
     try:
         model = None if is_quarantined else registry.get(model_id)
     except ApiError as error:
@@ -221,14 +222,15 @@ async def clear_prefix_cache(request: Request) -> Response:
         error_text = str(error)
     awake = model is not None and model.engine.alive
     if not awake:
-        await registry.until_asleep(model_id)  # an engine that ends saves prompts
-    # List the files before the engine forgets its prompts, because files that it saves afterwards have new prompts.
+        await registry.until_asleep(model_id)  # until then, the ending engine may save prompts to disk
+    # The files are listed before the engine clears its cache, because files that the engine saves after that contain
+    # newer prompts, which must stay.
     saved = [entry for entry in await asyncio.to_thread(saved_prompts) if model_id in entry.models]
     if model is None and not saved and not is_quarantined:
         return _rejected(request, 404, {"error": error_text})
-    if model is not None and (awake or model.engine.alive):  # it may have woken in the meantime
+    if model is not None and (awake or model.engine.alive):  # the model may have woken during the listing
         try:
-            await model.engine.clear_prefixes()  # an error if the engine ends by now
+            await model.engine.clear_prefixes()  # raises an error if the engine has ended during the listing
         except TimeoutError:
             raise service_unavailable(
                 f"the engine of model '{model_id}' is busy with a long step; retry in 5 s", retry_after=5
@@ -393,7 +395,7 @@ def _pulls(request: Request) -> Pulls:
     return request.app.state.pulls
 
 
-# Model ids contain slashes, written as `/` or `%2F`.
+# Model ids contain slashes, which clients send as `/` or `%2F`. Therefore, the parameter has the type `path`.
 routes = [
     Route("/models/local", local_models),
     Route("/models/estimate", estimate, methods=["POST"]),

@@ -82,8 +82,9 @@ def principal_of(request: Request) -> str:
     The result is empty if the request lacks these headers. Each principal gets a fair share of the engine, and by
     default its own prefix cache.
     """
-    # The node trusts the headers, which a gateway removes from its clients' requests. A client that connects directly
-    # can name any principal, use its share, and guess its prompts by response times: only gateways should reach a node.
+    # The node trusts these headers, because a gateway removes them from its clients' requests. A client that connects
+    # to the node directly can name any principal. It could use that principal's share, and guess that principal's
+    # prompts from response times. Therefore, only gateways should be able to reach a node.
     account, key = request.headers.get(_ACCOUNT), request.headers.get(_KEY)
     if not account or not key:
         return ""
@@ -92,28 +93,29 @@ def principal_of(request: Request) -> str:
 
 def reports_usage(request: Request) -> bool:
     """Return whether the stream must end with a chunk of token counts."""
-    # Gateways send the header even if the client requests no usage, and then remove the chunk from the stream.
+    # Gateways send the header with each request. If the client requests no usage, the gateway removes the chunk.
     return request.headers.get(_INCLUDE_USAGE) in ("1", _PROMPT)
 
 
 def counts_prompt(request: Request) -> bool:
     """Return whether a gateway requests a chunk with the prompt's token counts."""
-    # In Anthropic's Messages API, the first event of a stream contains these counts.
+    # A gateway needs the counts early for Anthropic's Messages API, where a stream's first event contains them.
     return request.headers.get(_INCLUDE_USAGE) == _PROMPT
 
 
 class RunResponse:
     """An ASGI response with a run's output, as a stream or as one body.
 
-    Nothing is sent before the first event of the run, so that a rejected run can have an error status. But a stream
-    that waits longer than `FIRST_EVENT_SECONDS` begins, and a later rejection is an event. If the client disconnects,
-    the run is canceled.
+    The headers are sent with the first event of the run, so that the response to a rejected run can have an error
+    status. If a stream has no event after `FIRST_EVENT_SECONDS`, the headers are sent at that time, and a later
+    rejection becomes an event of the stream. If the client disconnects, the run is canceled.
     """
 
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
         self._events = events
         self._projector = projector
-        self._streamed = stream  # a bound method here would be a reference cycle in every request
+        # A flag. Storing `self._send_stream` or `self._send_body` would create a reference cycle for each request.
+        self._streamed = stream
         self._arrived = time.monotonic()
         self._begun = False
         self._quiet_since: float | None = None  # time of the last bytes; None if no keep-alive may be sent
@@ -131,7 +133,7 @@ class RunResponse:
         try:
             while not sender.done() and not disconnect.done():
                 await asyncio.wait((sender, disconnect), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
-                # Proxies close streams without data: a comment keeps the connection alive.
+                # Proxies close a connection without data after some time. A comment in the stream prevents this.
                 if not sender.done() and not disconnect.done() and self._until_due() <= 0:
                     await self._begin(send)
                     self._quiet_since = time.monotonic()
@@ -144,7 +146,7 @@ class RunResponse:
             if not sender.cancelled():
                 sender.result()
         finally:
-            del sender  # the task holds the error, whose traceback holds this frame: a reference cycle
+            del sender  # breaks a reference cycle: the task holds an error, whose traceback holds this frame
 
     def _until_due(self) -> float:
         """Return the seconds until a stream must send a keep-alive comment."""
@@ -193,7 +195,7 @@ class RunResponse:
     async def _write(self, event: InferenceEvent, send: Send) -> None:
         frames = self._projector.frames(event)
         if frames:
-            self._quiet_since = None  # no keep-alive inside a frame while the client is slow to read
+            self._quiet_since = None  # no keep-alive comment may be sent in the middle of these frames
             await send({"type": "http.response.body", "body": frames, "more_body": True})
         self._quiet_since = time.monotonic()
 
@@ -226,14 +228,14 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def on_model_file_error(request: Request, error: Exception) -> Response:
-    """Return the reply to a text that the model's tokenizer rejects."""
+    """Return the error response to a request whose text the tokenizer rejects."""
     api_error = ApiError(422, "tokenization_failed", str(error))
     log_error_response(request.url.path, api_error)
     return error_response(api_error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Return the reply to a request with an unknown path or method."""
+    """Return the error response to a request with an unknown path or method."""
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
@@ -244,7 +246,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def descriptor_shortage(error: BaseException) -> ApiError | None:
-    """Return the reply for a lack of file descriptors, else None."""
+    """Return the error response if `error` is a lack of file descriptors, else None."""
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         return overloaded("the node has no file descriptors left; try again", 1)
     return None

@@ -85,7 +85,7 @@ async def compact_conversation(request: Request) -> RunResponse:
 
 async def get_response(request: Request) -> Response:
     """Handle `GET /v1/responses/{id}`: return a stored response of the same principal."""
-    for name in request.query_params:  # such as `stream=true`, which would change the form of the answer
+    for name in request.query_params:  # for example `stream=true`, which would request another format of the answer
         raise unsupported_parameter(name)
     store: ResponseStore = request.app.state.responses
     id = request.path_params["response_id"]
@@ -108,7 +108,7 @@ async def list_input_items(request: Request) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """Handle `DELETE /v1/responses/{id}`: delete only this response."""
+    """Handle `DELETE /v1/responses/{id}`: delete this response, not earlier ones."""
     store: ResponseStore = request.app.state.responses
     id = request.path_params["response_id"]
     if not store.remove(id, principal_of(request)):
@@ -139,7 +139,7 @@ async def _read_request(
 
 
 def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredResponse | None:
-    """Return the response of `previous_response_id`, or None without an id."""
+    """Return the stored response with the id `id`; None if `id` is None."""
     if id is None:
         return None
     name = "previous_response_id"
@@ -167,7 +167,8 @@ def _conversation(
 
 
 def _keep(store: ResponseStore, principal: str, items: Sequence[Item]) -> Keep:
-    # Join the serialized input items and output items; parts of the output are already encoded.
+    # The items are stored as one JSON list: the serialized input items and output items are joined as text, because
+    # parts of the output are already encoded.
     def keep(id: str, body: bytes, output: list[dict[str, Any]]) -> None:
         store.put(id, principal, body, to_json(items)[:-1] + b"," + orjson.dumps(output)[1:])
 
@@ -314,7 +315,7 @@ class CompactionProjector:
                 pass
 
     def body(self) -> bytes:
-        """Return the JSON body; gateways look for `usage` at its end."""
+        """Return the JSON body. `usage` comes last, because gateways search the end."""
         assert self._end is not None
         value = {
             "id": f"resp_{self._stem}",

@@ -109,7 +109,7 @@ class ResponseStore:
 
 
 def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dict[str, StoredResponse]:
-    """Return the stored responses that `items` refer to, by item id.
+    """Return the stored responses to whose items `items` refer, by referenced item id.
 
     Raises:
         ApiError: status 400. Code `unsupported_parameter`: there are references, but the node stores no responses. Code
@@ -131,7 +131,9 @@ def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dic
 
 
 def resolved(items: Sequence[Item], sources: Mapping[str, StoredResponse]) -> list[dict[str, Any]]:
-    """Return `items` with references replaced by items. Slow for long responses.
+    """Return `items` with references replaced by the referenced items.
+
+    The function is slow for long responses.
 
     Args:
         sources: the stored responses that contain the referenced items, by the id of the referenced item.

@@ -23,7 +23,7 @@ _MAX_ATTEMPTS = 5
 _MAX_DELAY_SECONDS = 60
 _PROGRESS_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
-_MAX_RANGE_BYTES = 32 << 30  # the content networks of hubs serve much larger files only in parts
+_MAX_RANGE_BYTES = 32 << 30  # maximum size of one HTTP range; the CDNs of hubs serve much larger files only in parts
 _LOCK_SECONDS = 0.2
 
 _POLL_SECONDS = 0.1
@@ -119,6 +119,7 @@ class Transfer:
                     f"but {self._file.sha256 or self._file.git_id} was announced; "
                     "the received bytes were discarded: try again, or check the endpoint"
                 )
+            # The bytes of the interrupted download may be wrong, so the whole file is downloaded once more.
             resumed = False
         try:
             os.fsync(self._target.fileno())
@@ -128,7 +129,8 @@ class Transfer:
     def _resume(self) -> None:
         """Add an interrupted download's bytes to the checksum and continue."""
         size = os.fstat(self._target.fileno()).st_size
-        # Bytes beyond the size of the file, or of a file of unknown size, cannot be trusted.
+        # If the file has no known size, or is smaller than the partial download, the received bytes cannot be
+        # trusted.
         if self._file.size is None or size > self._file.size:
             self._done = size
             self._restart()

@@ -43,14 +43,14 @@ class DownloadedModel:
     # GGUF file or checkpoint folder that `name` loads without a quantization and without a download. None if some of
     # its files are missing.
     default: Path | None
-    size: int
-    fetched: float
+    size: int  # bytes of all its files on the disk
+    fetched: float  # time of the last download, in seconds since 1970
 
     def answers_to(self, name: str) -> bool:
         """Return whether `name` refers to this model.
 
-        A model has three names: its model id, its source id, and its source id without the version. Servers, and so
-        `helexa ps`, name a package without `pypi:`.
+        A model has three names: its model id, its source id, and its source id without the version. `name` may also
+        lack the prefix `pypi:`, because servers and `helexa ps` show the names of packages without this prefix.
         """
         names = (self.name, self.source, self.source.partition("==")[0])
         return name in (*names, *(known.removeprefix(_PYPI) for known in names))
@@ -101,7 +101,7 @@ def _is_locked(partial: Path) -> bool:
     try:
         with partial.open("r+b") as file:
             return not try_lock(file.fileno())
-    except OSError:  # it has just been renamed, or belongs to another user
+    except OSError:  # the file has just been renamed, or belongs to another user
         return False
 
 
@@ -119,7 +119,7 @@ def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
 
 
 def hub_caches(config: NeuronConfig) -> dict[Path, str]:
-    """Return the hub's scheme by cache folder; of several hubs, the first one's."""
+    """Return the cache folders of hubs with the source scheme of their first hub."""
     hubs = [configured_hub(config, scheme) for scheme in _schemes(config)]
     return {hub.cache_dir: hub.scheme for hub in reversed(hubs)}
 

@@ -112,7 +112,7 @@ class Hub:
         return model_path(snapshots.at(listing.commit), files)
 
     def size(self, name: str, quant: str | None, fetch: Fetch) -> int:
-        """Return the bytes of a model's weights as the hub states them.
+        """Return the size of a model's weights in bytes, according to the hub.
 
         If `quant` applies to safetensors, the bytes are those after the quantization.
 

@@ -24,14 +24,15 @@ MAX_DEPTH = 4  # maximum number of folders between a model folder and a model
 MAX_ENTRIES = 20_000  # maximum number of entries looked at in all model folders together
 
 _SAFETENSORS = "safetensors"
-_WATCHED = ("", "snapshots", "snapshots/*", "blobs", "refs")  # folders of a cached repository that change with it
+# Folders of a cached repository. If the repository changes, the modification time of at least one of them changes.
+_WATCHED = ("", "snapshots", "snapshots/*", "blobs", "refs")
 
 
 @dataclass(frozen=True)
 class FolderModel:
     """A GGUF file or a checkpoint folder in a model folder."""
 
-    # path relative to the model folder, with `/`, without the ending `.gguf` and the number of the first part
+    # path relative to the model folder, with `/`, without the ending `.gguf` and the part number of a split file
     name: str
     path: Path
     size: int
@@ -55,7 +56,7 @@ class FolderScan:
         try:
             status = folder.stat()
             if (status.st_dev, status.st_ino) in self._seen:
-                return  # a link leads back to this folder
+                return  # the folder was scanned already, for example through a link
             self._seen.add((status.st_dev, status.st_ino))
             entries = sorted(self._entries_of(folder), key=lambda entry: entry.name)
         except OSError as error:
@@ -117,7 +118,7 @@ class FoundModel:
 
 
 def cache_state(config: NeuronConfig) -> frozenset[tuple[str, int]]:
-    """Return the caches' folders with modification times."""
+    """Return the caches' folders with modification times, to detect changes."""
     packages = cache_root(config.cache.dir) / "pypi"
     folders = [packages, *_glob(packages, "*")]
     for cache in hub_caches(config):
@@ -169,7 +170,7 @@ def _found(entries: Iterable[_Entry]) -> Iterator[FoundModel]:
 
 
 def _entries_of(model: DownloadedModel) -> Iterator[_Entry]:
-    """Yield a model's entries: default under the plain name, other quantizations."""
+    """Yield an entry for each quantization of a model. The default has the plain name."""
     plain_source = model.source.partition("==")[0]
     if model.path is None:
         yield model.name, model.source, "", (plain_source,), model.size, None, f"incomplete: {model.missing}"

@@ -105,7 +105,7 @@ def _bundled_pip() -> Path | None:
     """Return the wheel of pip that Python bundles, or None."""
     spec = importlib.util.find_spec("ensurepip")
     folders = [Path(spec.origin).with_name("_bundled")] if spec is not None and spec.origin else []
-    if shared := sysconfig.get_config_var("WHEEL_PKG_DIR"):  # Linux distributions keep the wheel there
+    if shared := sysconfig.get_config_var("WHEEL_PKG_DIR"):  # folder of the wheel in some Linux distributions
         folders.append(Path(shared))
     wheels = [wheel for folder in folders for wheel in folder.glob("pip-*.whl")]
     return max(wheels, default=None, key=lambda wheel: _numbers(wheel.name))
@@ -178,7 +178,7 @@ def _progress(output: Path, scratch: Path) -> tuple[int, int]:
         if reports := _PIP_PROGRESS.findall(file.read()):
             done, total = reports[-1]
             return int(done), int(total)
-    # Without numbers in the output, the largest file shows the progress.
+    # If the output contains no numbers, the size of the largest file shows the progress.
     return _largest_file(scratch), 0
 
 

