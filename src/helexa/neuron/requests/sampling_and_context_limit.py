@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # pydantic models, which private engines need only for some r
 
 DEFAULT_TEMPERATURE = 0.7
 
-_GREEDY_BELOW = 1e-3  # below this temperature, float32 logits overflow
-_LEAST_TOP_P = 1e-6  # leaves one token, as 0 does
+_GREEDY_BELOW = 1e-3  # lower temperatures mean greedy sampling, because logits divided by them may overflow float32
+_LEAST_TOP_P = 1e-6  # replaces smaller values, such as 0, with the same effect: only the most likely token remains
 _FALLBACKS = msgspec.structs.asdict(SamplingParams(temperature=DEFAULT_TEMPERATURE))
 _SEED_MASK = (1 << 63) - 1
 
