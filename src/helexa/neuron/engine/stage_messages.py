@@ -12,7 +12,7 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.messages import MemoryGrant
-from helexa.neuron.engine.model_path import ModelPath
+from helexa.neuron.engine.model_path_and_digest import ModelPath
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,
     RankAllocated,

@@ -29,7 +29,7 @@ from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryGrant, MemoryR
 from helexa.neuron.engine.loading.backend_choice import choose_backend, usable_device, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.memory_request import usable_memory
-from helexa.neuron.engine.model_path import model_digest
+from helexa.neuron.engine.model_path_and_digest import model_digest
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded, RankProgress, RunStep, TouchCaches
 from helexa.neuron.engine.ranks.rank import Rank

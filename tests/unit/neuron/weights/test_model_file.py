@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.model_path import model_digest
+from helexa.neuron.engine.model_path_and_digest import model_digest
 from helexa.neuron.lifecycle.inspection import describe
 from helexa.neuron.processes.file_locks_and_threads import is_used, mark_used
 from helexa.neuron.text.text_settings import TemplateSources, read_object

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.engine.model_path import model_digest
+from helexa.neuron.engine.model_path_and_digest import model_digest
 
 
 @pytest.fixture(autouse=True)

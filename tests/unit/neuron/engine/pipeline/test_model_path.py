@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.model_path import ModelPath
+from helexa.neuron.engine.model_path_and_digest import ModelPath
 
 
 def on_other_host(path: ModelPath) -> ModelPath:
