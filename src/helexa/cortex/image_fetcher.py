@@ -19,7 +19,7 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.core.image_file import ImageProblem, check_size, to_data_url
 from helexa.cortex.config import ImagesSection
 from helexa.cortex.upstream.client import CONNECT_TIMEOUT_SECS, connect
-from helexa.cortex.upstream.connection import (
+from helexa.cortex.upstream.connection_and_timeouts import (
     ConnectError,
     Origin,
     Timeouts,

@@ -14,7 +14,12 @@ from helexa.core.known_models import full_name
 from helexa.core.model_names import suggestion
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import ConnectError, ReadTimeoutError, UpstreamError, UpstreamResponse
+from helexa.cortex.upstream.connection_and_timeouts import (
+    ConnectError,
+    ReadTimeoutError,
+    UpstreamError,
+    UpstreamResponse,
+)
 from helexa.generation import environment
 from helexa.generation.chat_chunks import ChunkReader
 from helexa.generation.errors import (

@@ -18,7 +18,7 @@ from helexa.cortex.backends.completion_choice import UNCHANGED, Changes, Choice
 from helexa.cortex.backends.errors import error_in
 from helexa.cortex.backends.refused_messages_and_calls import with_original_names
 from helexa.cortex.backends.stream import BackendStream
-from helexa.cortex.upstream.connection import UpstreamError
+from helexa.cortex.upstream.connection_and_timeouts import UpstreamError
 from helexa.cortex.upstream.response_body import BYTE_ORDER_MARK, as_json, malformed, read_json
 from helexa.http.headers import Headers
 

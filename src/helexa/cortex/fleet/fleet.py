@@ -20,7 +20,7 @@ from helexa.cortex.config import NeuronSection, RoutingSection
 from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, Breakers, Key, Pair
 from helexa.cortex.fleet.ejection import ANYONE, EjectionKey, Ejections, Requester
 from helexa.cortex.fleet.fleet_view import MISSES_TO_DOWN, FleetView, LocalIndex, Node, Report
-from helexa.cortex.upstream.connection import UpstreamResponse
+from helexa.cortex.upstream.connection_and_timeouts import UpstreamResponse
 
 __all__ = ["Fleet", "FleetView", "Node", "Report"]
 

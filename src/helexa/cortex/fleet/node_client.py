@@ -25,7 +25,7 @@ from helexa.core.node_reports import (
 from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_errors import NodeError, error_reason, failure_reason, memory_rejection
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import LocalConnectError, UpstreamError, UpstreamResponse
+from helexa.cortex.upstream.connection_and_timeouts import LocalConnectError, UpstreamError, UpstreamResponse
 from helexa.http.headers import Headers
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import orjson
 
 from helexa.core.errors import HelexaError
 from helexa.core.node_reports import Record, WireInt
-from helexa.cortex.upstream.connection import IncompleteResponseError, UpstreamError
+from helexa.cortex.upstream.connection_and_timeouts import IncompleteResponseError, UpstreamError
 
 CONNECT_TIMEOUT_SECS = 3.0
 _MAX_REASON_CHARS = 300

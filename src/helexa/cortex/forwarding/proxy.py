@@ -31,7 +31,12 @@ from helexa.cortex.forwarding.third_party_backends import BackendAttempt, Backen
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routing import WarmRoute, prefix_name
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import LocalConnectError, ReadTimeoutError, UpstreamError, UpstreamResponse
+from helexa.cortex.upstream.connection_and_timeouts import (
+    LocalConnectError,
+    ReadTimeoutError,
+    UpstreamError,
+    UpstreamResponse,
+)
 from helexa.cortex.upstream.error_responses import read_error
 from helexa.http.headers import Headers
 

@@ -34,7 +34,7 @@ from helexa.cortex.forwarding.token_bounds import RESPONSES
 from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routing import WarmRoute
-from helexa.cortex.upstream.connection import ReadTimeoutError, UpstreamError
+from helexa.cortex.upstream.connection_and_timeouts import ReadTimeoutError, UpstreamError
 from helexa.cortex.upstream.error_responses import for_client, has_openai_format, read_error, says_model_is_gone
 from helexa.cortex.upstream.usage_meter import Meter, ResponseMeter
 from helexa.http.headers import Headers

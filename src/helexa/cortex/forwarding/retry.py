@@ -7,7 +7,7 @@ from helexa.core.errors import ApiError
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.request_record import UPSTREAM_TIMEOUT, RequestRecord
-from helexa.cortex.upstream.connection import ConnectError, ReadTimeoutError, UpstreamError
+from helexa.cortex.upstream.connection_and_timeouts import ConnectError, ReadTimeoutError, UpstreamError
 from helexa.cortex.upstream.error_responses import CONTEXT_LENGTH_EXCEEDED
 
 BUSY_STATUSES = (429, 503, 529)

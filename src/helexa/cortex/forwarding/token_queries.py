@@ -14,7 +14,7 @@ from helexa.cortex.forwarding.request_bodies import BodyWorkers
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS
 from helexa.cortex.routing import WarmRoute, route
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import UpstreamError
+from helexa.cortex.upstream.connection_and_timeouts import UpstreamError
 from helexa.cortex.upstream.usage_meter import Usage, usage_of
 from helexa.http.headers import Headers
 

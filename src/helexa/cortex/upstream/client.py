@@ -6,7 +6,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 
-from helexa.cortex.upstream.connection import (
+from helexa.cortex.upstream.connection_and_timeouts import (
     ConnectError,
     IncompleteResponseError,
     LocalConnectError,

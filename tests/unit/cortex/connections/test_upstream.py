@@ -21,7 +21,7 @@ from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.upstream import client as upstream_client
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import (
+from helexa.cortex.upstream.connection_and_timeouts import (
     ConnectError,
     IncompleteResponseError,
     ReadTimeoutError,

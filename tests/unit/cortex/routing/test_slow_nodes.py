@@ -12,8 +12,8 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import DONE, STREAM, FakeNode, event
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.upstream import connection
-from helexa.cortex.upstream.connection import Timeouts
+from helexa.cortex.upstream import connection_and_timeouts
+from helexa.cortex.upstream.connection_and_timeouts import Timeouts
 
 STOP = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
 KEY = {"key": "k", "account_id": "acme", "key_id": "k", "hard_cap": 100_000}
@@ -21,7 +21,7 @@ KEY = {"key": "k", "account_id": "acme", "key_id": "k", "hard_cap": 100_000}
 
 @pytest.fixture(autouse=True)
 def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_RECHECK_SECS", 0.01)
+    monkeypatch.setattr(connection_and_timeouts, "_RECHECK_SECS", 0.01)
 
 
 @asynccontextmanager
