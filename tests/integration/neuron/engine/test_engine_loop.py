@@ -28,7 +28,7 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.loop import Engine
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.step_input import Float32
-from helexa.neuron.engine.step_output import RejectionMasks, StepOutput
+from helexa.neuron.engine.step_output_and_pooling import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.kernel_header import NON_FINITE
 

@@ -22,7 +22,7 @@ from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import HiddenRows
-from helexa.neuron.engine.step_output import StepInFlight, begin_sums
+from helexa.neuron.engine.step_output_and_pooling import StepInFlight, begin_sums
 
 PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
 GREEDY = SamplingParams(temperature=0)

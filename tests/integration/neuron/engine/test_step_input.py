@@ -20,7 +20,7 @@ from helexa.neuron.engine.loading.load import load
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import StepInput, array_of, decode_input, encode, int32
-from helexa.neuron.engine.step_output import StepOutput
+from helexa.neuron.engine.step_output_and_pooling import StepOutput
 from nightly import daily
 from tiny_models import tiny_model
 

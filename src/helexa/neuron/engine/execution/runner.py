@@ -17,7 +17,7 @@ from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.step_input import Int32, StepBuffers, StepInput, buckets, int32
-from helexa.neuron.engine.step_output import (
+from helexa.neuron.engine.step_output_and_pooling import (
     MOST_ROWS,
     Logprobs,
     Readback,

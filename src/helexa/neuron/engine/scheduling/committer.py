@@ -11,7 +11,7 @@ from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32
-from helexa.neuron.engine.step_output import are_finite
+from helexa.neuron.engine.step_output_and_pooling import are_finite
 from helexa.neuron.ops.kernel_header import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")
