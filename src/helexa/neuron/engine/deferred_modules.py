@@ -27,14 +27,14 @@ IMPORTED_BY_TORCH = (
     "torch.utils.data",
 )
 
-# Deferred module -> module that is imported at once when the deferred module is imported. In torch 2.15, a later import
-# of `torch.fx` fails, because `torch._logging` then imports `torch.fx` before it is complete.
+# Deferred module -> module that is imported at once when the deferred module is imported. In torch 2.15, `torch.fx`
+# must not be imported later, because `torch._logging` would then import `torch.fx` before `torch.fx` is complete.
 _IMPORTED_EARLIER = {"torch.quantization": "torch.fx"}
 
 
 def defer(names: Sequence[str]) -> None:
     """Defer the execution of each module until one of its attributes is first read."""
-    # Not `importlib.util.LazyLoader`: it executes a module already at its second import.
+    # `importlib.util.LazyLoader` would not do, because it executes a module when the module is imported a second time.
     sys.meta_path.insert(0, _Finder(names))
 
 
@@ -63,7 +63,7 @@ class _DeferringLoader(Loader):
             import_module(name)
 
     def execute(self, module: ModuleType) -> None:
-        # The module becomes a plain one first, because its own code may read its attributes.
+        # The class is replaced first: the module's own code may read attributes, which must not execute it again.
         module.__class__ = ModuleType
         self._loader.exec_module(module)
 
@@ -71,7 +71,7 @@ class _DeferringLoader(Loader):
 class _DeferredModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
-            raise AttributeError(name)  # the import system and `inspect` read these: no reason to execute the module
+            raise AttributeError(name)  # the import system and `inspect` read such names, without need of the module
         loader = self.__loader__
         assert isinstance(loader, _DeferringLoader)
         loader.execute(self)

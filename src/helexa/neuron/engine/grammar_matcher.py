@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from helexa.core.errors import HelexaError
 
-if TYPE_CHECKING:  # only requests with a grammar need llguidance, which takes a tenth of an engine's imports
+if TYPE_CHECKING:  # only requests with a grammar need llguidance, whose import would lengthen each engine's start
     from llguidance import LLMatcher, LLTokenizer
 
 
@@ -46,13 +46,14 @@ class _Vocabulary:
                 "the model's vocabulary has no token that ends an answer, which a grammar needs; use another model"
             )
         self.eos_token_id = self.ends[0]
-        # llguidance takes this token for a special token. A wrong configuration may name a token of the text.
+        # llguidance would treat this token as special. A wrong configuration may name a token that occurs in text.
         self.bos_token_id = tokenizer.bos_id if tokenizer.bos_id in special else None
         spelled = {self.tokens[token] for token in range(width) if token not in special}
         missing = [byte for byte in map(_byte, range(_MARKER)) if byte not in spelled]
         if missing:
-            # llguidance requires a token for each byte. Bytes without one get ids after the ids of the logits, so the
-            # engine never samples them. The padding makes these ids begin at a new byte of a mask, which `_mask` cuts.
+            # llguidance requires a token for each byte. The missing tokens get ids after the ids of the logits, so the
+            # engine never samples them. Empty tokens pad the vocabulary so that these ids begin at a new byte of a
+            # mask, because `_mask` cuts them off in whole bytes.
             self.tokens += [b""] * (-width % 8) + missing
         # function that returns the longest tokens of a text, from left to right
         self.greedy: Callable[[str], list[int]] = lambda _: []
@@ -62,10 +63,10 @@ class _Vocabulary:
         text = encoded.decode("utf-8", "replace")
         ids = self._tokenizer.encode(text, parse_special=False, continues=True)
         spelled = [self._tokenizer.token_bytes(token) for token in ids]
-        # Tokenizers may also change the text: for example, Qwen's tokenizer composes accents.
+        # Some tokenizers change the text. For example, Qwen's tokenizer composes accents.
         is_exact = b"".join(spelled) == encoded and all(len(token) <= _MAX_TOKEN for token in spelled)
         if not is_exact or not self._special.isdisjoint(ids):
-            # The grammar compares bytes, so these tokens would stand for another text.
+            # llguidance reads the bytes of the tokens, and here they would be another text than `encoded`.
             return self.greedy(text)
         return ids
 
@@ -118,12 +119,12 @@ class GrammarMatcher:
         # after special tokens: it returns True, but leaves the matcher in a wrong state.
         self._matcher = matcher.deep_copy()
         self._output: list[int] = []
-        self._looks_ahead = True
+        self._looks_ahead = True  # whether to match tokens beyond the output; False after that has failed
         self._clock = clock  # function that returns the CPU seconds of the calling thread
         # Called when the matcher has exceeded a limit. All copies of an `LLMatcher` share one lexer. If one copy
         # exceeds a limit of the lexer, all other copies fail, too.
         self._on_limit = on_limit
-        self._debt = 0.0
+        self._debt = 0.0  # CPU seconds of the checks so far beyond the allowances of the checked rows
 
     @property
     def ended(self) -> bool:
@@ -190,7 +191,7 @@ class GrammarMatcher:
             if token < 0:
                 break
             if _allows(matcher, token):
-                # The token differs from the draft, so later positions are not used.
+                # Without an equal draft, the tokens of later positions are not used.
                 if draft is None or token != draft:
                     break
             else:
@@ -234,7 +235,7 @@ class GrammarMatcher:
             return True
         self._looks_ahead = False
         self._on_limit()
-        # Only the look ahead failed, so the sequence goes on without drafts.
+        # The matcher failed on tokens beyond the output, so the sequence can continue without drafts.
         self._matcher = self._replayed()  # an `LLMatcher` never leaves its error state
         if self._matcher.is_error():
             self._fail(f"the grammar cannot be followed: {error_line(self._matcher)}", bad_grammar=True)

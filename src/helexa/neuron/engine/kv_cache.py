@@ -102,8 +102,8 @@ class PagePool:
 
     def give_back(self, pages: list[int]) -> None:
         """Remove one holder from each of `pages`, which are the pages of one sequence."""
-        # The end of a sequence is evicted before its beginning, which other sequences are more likely to share. Empty
-        # pages return in the order in which `take` hands them out.
+        # The last page first: the end of a sequence is then evicted before its beginning, which other sequences are
+        # more likely to share. `take` allocates the empty pages in their old order again, because `_empty` is a stack.
         for page in reversed(pages):
             self._holders[page] -= 1
             assert self._holders[page] >= 0, "a page was given back twice"
@@ -178,7 +178,7 @@ class PagePool:
         return page is not None and self._holders[page] > 0
 
     def count_held(self, pages: list[int]) -> int:
-        """Return how many of `pages` have a holder. To share them does not reduce `free`."""
+        """Return how many of `pages` have a holder. Sharing these does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def has_window_page(self, page_hash: bytes) -> bool:
@@ -241,7 +241,7 @@ class StatePool:
 
     def take(self) -> int:
         """Return a free slot for a sequence that starts to run."""
-        # Never empty: there are as many slots as sequences can run at a time.
+        # `_live` is not empty here, because there are as many slots as sequences can run at a time.
         return self._live.pop()
 
     def give_back(self, slot: int) -> None:
@@ -250,7 +250,7 @@ class StatePool:
         self._live.append(slot)
 
     def longest(self, chain: list[bytes], pages: int) -> int:
-        """Return the pages of the longest prefix that ends with a snapshot; 0 without one.
+        """Return the length in pages of the longest prefix with a snapshot at its end, or 0.
 
         Args:
             chain: hash chain of the prompt (see `extend_chain`).
@@ -275,9 +275,9 @@ class StatePool:
         return slot
 
     def unpin(self, slot: int) -> None:
-        """Remove one pin of `slot`, whose copy is planned or no longer needed.
+        """Remove one pin of `slot`, because the copy from it is planned or no longer needed.
 
-        A step that is planned later, or the same step after its copy, may overwrite the slot.
+        Afterwards, a step that is planned later, or the same step after this copy, may overwrite the slot.
         """
         assert self._pins[slot] > 0, "a snapshot slot was unpinned twice"
         self._pins[slot] -= 1
@@ -295,7 +295,7 @@ class StatePool:
         """Reserve a slot for the next step's snapshot; None if no slot is available."""
         if self._empty:
             return self._empty.pop()
-        # The least recently used snapshot that no sequence still has to copy.
+        # Without an empty slot, drop the least recently used snapshot that no sequence still has to copy.
         unused = next((page_hash for page_hash, slot in self._snapshots.items() if slot not in self._pins), None)
         if unused is None:
             return None
@@ -310,7 +310,7 @@ class StatePool:
         """Record that the reserved `slot` contains the snapshot for `page_hash`.
 
         Args:
-            pages: number of pages of the sequence up to the end of this page.
+            pages: number of pages of the sequence, from its beginning to the page with the hash `page_hash`.
         """
         if page_hash in self._snapshots:
             # Two sequences with the same beginning may save the same snapshot in one step.

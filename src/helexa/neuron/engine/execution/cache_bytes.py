@@ -47,7 +47,7 @@ def _raw(cache: Tensor) -> NDArray[np.uint8] | None:
     """
     try:
         return cache.view(-1).view(tensors.uint8).numpy().reshape(cache.shape[0], -1)
-    except (RuntimeError, ValueError):  # raised by torch and numpy if such a view is impossible
+    except (RuntimeError, ValueError):  # torch and numpy raise these errors if the view is impossible without a copy
         return None
 
 

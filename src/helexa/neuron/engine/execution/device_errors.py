@@ -64,7 +64,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error
-        # An error that is raised while another is handled has only a context.
+        # An error raised in an `except` block without `from` has a `__context__`, but no `__cause__`.
         error = error.__cause__ or error.__context__
 
 

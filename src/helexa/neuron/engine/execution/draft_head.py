@@ -1,12 +1,13 @@
 """Runs a draft head, which predicts tokens from hidden states of the model.
 
-The engine verifies the drafts of a head like those of a draft model (see `draft_model`). The hidden states are those
-that the steps of the model compute anyway: of each row that samples a token, and of the last tokens of a prompt. The
-head thus reads no long prompt, and no prompt waits for it.
+The engine verifies the drafts of a head like those of a draft model (see `draft_model`). The steps of the model compute
+the hidden states anyway. The engine keeps the hidden states of each row that samples a token, and of the last tokens of
+each prompt. The head therefore reads only the end of a long prompt, and delays no prompt.
 
-The head has a small KV cache of its own: a context of `CONTEXT` positions for each sequence that drafts. If a context
-is full, or if the head has not read the last tokens of a sequence, the head starts again from the last `TAIL` hidden
-states. Prefix hits and preemptions need no other handling: the head starts again after them, too.
+The head has a small KV cache of its own. A *context* is a part of this cache with `CONTEXT` positions. Each sequence
+that drafts has one context. If its context is full, or if the head has not read the last tokens of a sequence, the head
+starts again from the last `TAIL` hidden states of the sequence. After a prefix hit or a preemption, the head has not
+read the last tokens either, so these cases need no code of their own.
 """
 
 import time
@@ -40,17 +41,18 @@ class HeadDrafter(ModelDrafter):
         """Forget the hidden states, because the sequence starts again."""
         super().forget()
         self._states: deque[Float32] = deque(maxlen=TAIL)  # hidden states of the last positions before `_kept`
-        self._kept = 0
+        self._kept = 0  # the position after that of the last state in `_states`
         self.context: int | None = None  # number of the context in the cache of the head; None without a context
-        # The context has K and V of the positions from `first` to `read`.
+        # The context holds K and V of the positions from `first` to `read` - 1.
         self.first = self.read = 0
 
     def keep(self, position: int, states: Float32) -> None:
         """Keep hidden states of consecutive positions, the first of which is `position`."""
+        # The kept states must be of consecutive positions, but the new states leave a gap.
         if not self._kept - len(self._states) <= position <= self._kept:
             self._states.clear()
             self._kept = position
-        while self._kept > position:  # rejected drafts, or tokens that are computed again
+        while self._kept > position:  # states of rejected drafts, or of tokens that were computed again
             self._states.pop()
             self._kept -= 1
         self._states.extend(states)
@@ -77,7 +79,8 @@ class HeadDrafter(ModelDrafter):
     def learn(self, drafted: int, accepted: int) -> None:
         """Record how many of the drafts in a step were accepted."""
         super().learn(drafted, accepted)
-        self.end = 0  # the head writes to its own context, not to pages of the sequence
+        # `end` counts positions in the pages of the sequence, but a head writes only to its own context.
+        self.end = 0
 
     def unread(self, length: int) -> list[Float32]:
         """Return the hidden states of the rows that the head must compute (see `missing`)."""
@@ -101,7 +104,8 @@ class HeadModel(DraftModel):
         self._owners: list[HeadDrafter | None] = [None] * contexts  # the drafter that has each context
         self._numbers = list(range(contexts))  # numbers of the contexts, the least recently used first
         self._own_states: dict[int, Float32] = {}  # hidden state that the last pass computed, by sequence id
-        # A head may have logits of fewer tokens than the model.
+        # A head may have logits of fewer tokens than the model. `targets` then maps each logit to a token of the model,
+        # and `_logit_of` maps each token to its logit, or to the number of logits if it has none.
         self._targets, self._logits = self._head.targets, vocab_size
         self._logit_of: Int32 | None = None
         if self._targets is not None:

@@ -40,15 +40,15 @@ class ImageEncoder:
 
     def features(self, sequence: Sequence, image: int) -> ImageFeatures:
         """Return the embeddings of image number `image` of a sequence."""
-        # A prompt may be computed in chunks that end inside an image, and the cache may have evicted the image since
-        # the last chunk.
+        # If the previous chunk of the prompt ended inside this image, the sequence has kept the embeddings. The cache
+        # may have evicted them since then.
         if sequence.encoded is not None and sequence.encoded[0] == image:
             return sequence.encoded[1]
         entry = sequence.request.images[image]
         features = self._cache.pop(entry.digest, None)
         if features is None:
             with tensors.inference_mode():
-                # The tower returns memory of the step's allocator, which replayed graphs of later steps overwrite.
+                # The cache needs a copy, because graphs that later steps replay overwrite the result of the tower.
                 features = self._tower.encode(tensors.from_numpy(sequence.pixels[image]), entry.layout).clone()
             self.encoded += 1
             self._cached_bytes += _size(features)
@@ -63,7 +63,7 @@ class ImageEncoder:
 class ImageRows:
     """The rows of a step that belong to images.
 
-    A step without images has no rows, and its positions and attention are those of text.
+    The object is false if no sequence of the step has rows with image positions or image tokens.
     """
 
     def __init__(self) -> None:
@@ -116,13 +116,17 @@ class ImageRows:
 
     @property
     def deepstack(self) -> Float32 | None:
-        """Values added to hidden states, float32 [layers, image rows, hidden], or None."""
+        """Values to add to hidden states, float32 [layers, image rows, hidden], or None.
+
+        The first dimension numbers the first layers of the model, after which the values are added. None if the vision
+        tower has no such values, or if the step has no image tokens.
+        """
         return np.concatenate(self._deepstack, axis=1) if self._deepstack else None
 
     def positions(self, positions: Int32) -> Int32:
         """Return the positions of all rows, [rows], or [3, rows] for M-RoPE (three axes).
 
-        `positions`, [rows], is correct for text, and for rows after the last image of a sequence.
+        The argument `positions`, [rows], is correct for text, and for rows after the last image of a sequence.
         """
         if not self._positions:
             return positions

@@ -113,7 +113,7 @@ class Runner:
         capturable = model.capturable or ops.captures_state
         if ops.fixed_addresses and options.graphs and capturable and self._is_whole_model:
             drafting = options.speculation_max_sequences if options.speculation else 0
-            # A step with more decoding sequences has no drafts, so no bucket has rows for them.
+            # A step with more than `drafting` decoding sequences has no drafts, so no bucket needs rows for its drafts.
             self.buckets = buckets(grant.sequences, drafting)
 
     @property
@@ -172,18 +172,18 @@ class Runner:
                 # The other processes start first, so that all processes compute at the same time.
                 processes.run(step)
             return self._compute_with_states(step, last)
-        except Exception as error:  # the other processes wait for an exchange that this process has not reached
+        except Exception as error:  # the other processes now wait for an exchange that this process will not reach
             reason = str(error).partition("\n")[0]
             raise OutOfStepError(f"rank 0 failed in a step of all ranks: {type(error).__name__}: {reason}") from error
 
     def _compute_with_states(
         self, step: StepInput, last: Tensor | None
     ) -> tuple[Tensor, dict[int, Readback], dict[int, ScoresReadback]]:
-        """Compute a step without sampling: logits, sums of hidden states, prompt scores."""
+        """Compute a step; return logits, sums of hidden states and prompt scores."""
         # In a group, all ranks must call this method, because the output head exchanges logits.
         self._copy_states(step.restores)
         logits, hidden = self.compute(step, last)
-        # Snapshots are copied at the end, when the states contain all tokens of the step.
+        # Snapshots are copied after the computation, because they must contain all tokens of the step.
         self._copy_states(step.saves)
         if not self._model.loader.stage.is_first:
             return logits, {}, {}  # only stage 0 of a pipeline has hidden states of the last layer
@@ -219,7 +219,7 @@ class Runner:
             return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
         capturable = model.capturable or self.ops.captures_state
         use_graph = capturable and batch.embeddings is None and batch.positions.dim() == 1
-        use_graph = use_graph and self._is_whole_model  # hidden states are exchanged in the middle of a pass
+        use_graph = use_graph and self._is_whole_model  # a graph cannot contain the exchange of hidden states between hosts
         logits = self.ops.run(self._forward, batch, use_graph)
         return logits[: batch.samples] if batch.bucket else logits, None
 
@@ -279,7 +279,10 @@ class Runner:
             heartbeat.beat()
 
     def clear(self, pages: list[int]) -> None:
-        """Set the contents of KV pages to zero."""
+        """Set the contents of KV pages and window pages to zero.
+
+        Numbers from the number of KV pages on stand for window pages (see `PagePool.parts`).
+        """
         # NaN in a page would affect later results even at masked positions.
         for processes in self._others:
             processes.clear(pages)
@@ -326,7 +329,7 @@ class Runner:
             return False
         ends = list(accumulate(sizes))
         own, *others = (memoryview(contents)[end - size : end] for size, end in zip(sizes, ends, strict=True))
-        for processes in self._others:  # at most one: the other ranks of this host
+        for processes in self._others:  # at most one object, because the caches of other hosts are never written
             processes.write_cache(kind, index, others)
         self.write_own_cache(kind, index, own)
         return True
@@ -356,7 +359,7 @@ class Runner:
                 yield cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
 
     def _kv_caches(self) -> Collection[Tensor]:
-        # Layers without keys of their own read the cache of an earlier layer, which must be counted once.
+        # Layers without keys of their own share the cache of an earlier layer. The result has each cache once.
         return {id(cache): cache for cache in self._caches if isinstance(cache, Tensor)}.values()
 
     @tensors.inference_mode()

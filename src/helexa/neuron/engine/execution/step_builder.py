@@ -78,7 +78,8 @@ def build_step(
     pooled = [entry for entry in plan if entry.sequence.id in hidden] if hidden else []
     rows = chain(*(samples[entry.sequence.id] for entry in sampling), *(hidden[entry.sequence.id] for entry in pooled))
     longest = max(entry.count + len(entry.drafts) for entry in plan)
-    window_pages = None if windows is None else np.maximum(windows.numbers, 0)[pages]  # released pages are not read
+    # A released window page has the number -1. Kernels do not read its entry, but the number must be a valid index.
+    window_pages = None if windows is None else np.maximum(windows.numbers, 0)[pages]
     window_slots = None if windows is None else windows.slots(int32(slots))
     return StepInput(
         tokens=int32(tokens),

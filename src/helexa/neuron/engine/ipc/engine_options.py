@@ -21,7 +21,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[str] = []
     dtype: str = "auto"  # activation dtype, `auto`, `float32`, `bfloat16` or `float16`
     # `auto` for the fastest kernels that work, `torch` for plain torch only, `triton` for the GPU kernels. On a CPU,
-    # the GPU kernels run in Triton's interpreter, slowly.
+    # the GPU kernels run slowly, in Triton's interpreter.
     kernels: Kernels = "auto"
     # format to which unquantized weights are quantized while they load: a name in `weights.quantization_formats`, or
     # empty for no quantization
@@ -63,7 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculation_max_sequences: int = 4  # number of decoding sequences above which the engine drafts no tokens
     # Path of a draft model's file or folder, or of the folder of an EAGLE-3 head; empty for none. A draft model is a
     # smaller model with the same vocabulary. It predicts tokens, which the engine verifies like the drafts of
-    # `speculation`. Only on CPUs, and only if one process computes the model.
+    # `speculation`. Draft models require a CPU as the device, and one process that computes the whole model.
     draft_model: str = ""
     graphs: bool = True  # capture decode steps as graphs and replay them, if the kernels support it
     overlap: bool | None = None  # launch a step before the previous step is read; None to do so on GPUs only

@@ -133,9 +133,9 @@ class Channel:
         return body
 
     def close(self) -> None:
-        """Close the connection. The other end notices it.
+        """Close the connection. The other end's next call raises a ChannelError.
 
-        A blocked call in another thread raises a ChannelError.
+        A call that is blocked in another thread of this process raises a ChannelError, too.
         """
         with suppress(OSError):
             # `close` alone does not wake a thread that is blocked in `recv`.

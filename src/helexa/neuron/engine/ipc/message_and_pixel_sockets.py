@@ -89,9 +89,9 @@ class PixelReceiver:
     """The engine's end of the socket on which it receives the pixels of images."""
 
     def __init__(self, connection: socket.socket, patch_values: int) -> None:
-        self._connection = connection  # the socket
+        self._connection = connection
         self._patch_values = patch_values
-        # The server sends pixels before their request, so a wait for pixels means that the server failed.
+        # The server sends pixels before their request. If they are missing for this time, the server has failed.
         connection.settimeout(_RECEIVE_SECONDS)
 
     def receive(self, request: int, patches: Sequence[int]) -> "list[NDArray[np.float32]]":

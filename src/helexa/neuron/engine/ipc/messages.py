@@ -154,12 +154,13 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     """Engine -> server: the memory that a model needs. All sizes are in bytes.
 
     The engine sends the request after it has read the headers of the model's files, before it reads the weights. On a
-    GPU, it sends a second request with measured sizes after the weights are loaded. Several ranks on CPUs send one
-    request for all of them. Ranks on several devices send a request for each device.
+    GPU, it sends a second request with measured sizes after the weights are loaded. The engine sends one request also
+    if it has several ranks. On CPUs, the sizes are the sums over all ranks. On several devices, each device needs the
+    requested memory.
     """
 
     device: str  # the device whose memory is requested
-    free: int  # free memory of the device. Of several devices, the least.
+    free: int  # free memory of the device; with several devices, of the device with the least free memory
     limit: int  # maximum memory of all models of the node together; 0 for no limit
     # Memory that the engine process uses at the time of the request. The server subtracts it from later measurements to
     # find how much of the grant is allocated.
@@ -179,7 +180,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     sequences: int  # requested maximum number of running sequences, each of which takes one `state`
     snapshots: int  # requested number of snapshots of recurrent state, each of which takes one `state`
     kv_bits: int = 16  # bits of each number in the KV cache
-    devices: list[str] = []  # the devices of all ranks, if there are several, each of which takes the requested memory
+    devices: list[str] = []  # the devices of the ranks if the ranks run on several devices; else empty
     # number of rows by which a step may exceed the token budget, because an image must be computed in one step
     image_rows: int = 0
     # For models that have layers with and without a sliding window: memory of one KV page in the layers with a window,
@@ -292,7 +293,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # Number of prompt tokens found in the KV cache. The number is set only in the output with the first tokens or with
     # `started`, and 0 in other outputs.
     cached_tokens: int = 0
-    miss: PrefixMiss | None = None  # why `cached_tokens` is not larger; set in the same output
+    miss: PrefixMiss | None = None  # why `cached_tokens` is not larger; set only in the output that sets `cached_tokens`
     # True in the output after the first step of a prompt that takes several steps, if the request sets `reports_start`
     started: bool = False
     vector: list[float] = []  # the embedding, in the last output of an `Embed` request
@@ -359,7 +360,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     cached_tokens: int = 0  # number of these prompt tokens that were found in the KV cache
     cached_prompts: int = 0  # number of started prompts whose beginning was found in the KV cache
     disk: DiskUse = DiskUse()
-    prefixes: CachedPrefixes | None = None  # None if they are as in the last report
+    prefixes: CachedPrefixes | None = None  # keys of cached prompts; None if they are unchanged since the last report
     cleared: int = 0  # number of `ClearPrefixes` messages that the engine has handled
     encoded_images: int = 0  # number of images that the vision tower has encoded
     reused_images: int = 0  # number of images whose embeddings were found in the cache of the encoder

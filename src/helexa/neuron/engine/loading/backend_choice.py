@@ -33,7 +33,7 @@ def choose_backend(options: EngineOptions, rank: int = 0) -> None:
         and options.dtype in ("auto", "bfloat16")
         and why_unavailable() is None
     )
-    # Without torch, `kernels_for` rejects the options that need it, with a message that says so.
+    # If options need torch, and torch is not installed, `kernels_for` raises an error that says so.
     tensors.use("numpy" if native or not tensors.torch_is_installed() else "torch")
 
 
@@ -45,7 +45,10 @@ def import_torch_for_gpu() -> None:
 
 
 def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
-    """Return the result of `load`, which is called again with torch if it needs torch.
+    """Call `load`, and call it again with torch if the model requires torch.
+
+    Returns:
+        The result of `load`.
 
     Raises:
         ModelFileError: the model requires torch, and torch is not installed.
@@ -60,7 +63,7 @@ def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
             advice="",
         )
     _log.info("model is loaded with torch reason=%s", quoted(reason))
-    gc.collect()  # the errors of the failed load refer to tensors
+    gc.collect()  # free the tensors to which the tracebacks of the failed load refer
     threads = tensors.get_num_threads()
     tensors.use("torch")
     tensors.set_num_threads(threads)
@@ -104,12 +107,12 @@ def kernels_for(device: Device, options: EngineOptions, config: dict[str, Any], 
     )
     _log.info("kernels chosen kernels=%s reason=%s", choice.ops.name, quoted(choice.reason))
     if options.kv_dtype == "int8" and choice.ops.kv_bits != 8:
-        _log.warning("kv_dtype int8 not used dtype=%s; it needs native kernels or those of a GPU", choice.ops.dtype)
+        _log.warning("kv_dtype int8 ignored, because it needs native or GPU kernels dtype=%s", choice.ops.dtype)
     return choice.ops
 
 
 def _automatic_kv_bits(options: EngineOptions, config: dict[str, Any]) -> int | None:
-    """Return 16 for a short context, else None: the kernels choose."""
+    """Return 16 for a short context; else None, so that the kernels choose."""
     trained = config.get("max_position_embeddings")
     context = min(filter(None, (options.context_length, trained)), default=0)
     # In a short context, attention takes a small share of a step, so 8 bits would save little and round every answer.
