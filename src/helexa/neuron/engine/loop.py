@@ -88,7 +88,7 @@ class Steps:
             self._draft = DraftModel(runner.draft, limits, runner.facts.vocab_size)
         elif runner.draft_head is not None and (limits := runner.facts.drafts) is not None:
             self._draft = HeadModel(runner.draft_head, limits, runner.facts.vocab_size)
-        self._ahead: _Step | None = None
+        self._ahead: _Step | None = None  # the step that was launched before the previous step was read
         self._strikes = OutOfMemoryCounter()
         self._read = 0.0  # `time.perf_counter` when the results of the last step were read
         # Called with the number of prompt tokens and the duration of each step without decoding sequences.
@@ -129,7 +129,7 @@ class Steps:
             expected = self._scheduler.planner.expected_seconds(plan) if self._runner.counts_kernels else 0.0
             with heartbeat.step_of(expected):
                 return _Step(plan, start_time, tail, self._runner.launch(step, after, keep=tail > 0))
-        # Not raised here: with overlap, the results of the previous step must be read first.
+        # `_finish` raises the error later, because with overlap the results of the previous step must be read first.
         except Exception as error:
             return _Step(plan, start_time, error=error)
 
@@ -149,7 +149,7 @@ class Steps:
             next_step, self._ahead = self._ahead, None
             message = f"an engine step failed: {type(error).__name__}; see the node's log"
             return self._scheduler.isolate(plan, message, None if next_step is None else next_step.plan)
-        # A step that was launched ahead starts on the device when the previous step ends.
+        # The device starts a step that was launched ahead only when the previous step ends.
         start_time, self._read = max(step.begun, self._read), time.perf_counter()
         seconds = self._read - start_time
         if not any(entry.decoding for entry in plan):
@@ -295,8 +295,8 @@ class Engine:
         while events := self._selector.select(timeout):
             ready = [key.fileobj for key, _ in events]
             if ready == [self._store]:
-                break  # handled at the next call
-            # After the first message, take what has arrived, but do not wait for more.
+                break  # the next call moves the pages (`_move_pages`)
+            # After the first message, handle the messages that have arrived, but do not wait for more.
             timeout = 0
             for sequence, failure in self._grammars.fetch() if self._grammars in ready else ():
                 self._add(sequence, failure, outputs)
@@ -323,9 +323,9 @@ class Engine:
         return True
 
     def _clear_prefixes(self) -> None:
-        """Forget the prefix cache. Running sequences go on.
+        """Empty the prefix cache, in memory and on disk.
 
-        The pages that they compute later are registered.
+        Running sequences continue. Pages that they compute later enter the cache.
         """
         self._scheduler.clear_prefixes()
         if self._store is not None:

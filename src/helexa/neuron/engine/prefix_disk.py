@@ -1,7 +1,8 @@
 """Files with KV pages and state snapshots.
 
-A *namespace* is a folder for everything that changes the contents of a page: the model's files, the kernels, the format
-of the KV cache (see `namespace`). It contains append-only *segments*. A segment is a series of records. A record
+A *namespace* is a folder for the pages of one model with one set of settings. The set contains everything that changes
+the contents of a page, such as the model's files, the kernels and the format of the KV cache (see the function
+`namespace`). A namespace contains append-only *segments*. A segment is a series of records. A record
 contains a page, a window page, a snapshot or a prompt's name, with a key and a checksum. An engine writes to segments
 of its own, so several engines can use one namespace. The index of the records is in memory, and is rebuilt from the
 segments when the namespace is opened.
@@ -43,8 +44,8 @@ _NO_KEY = bytes(17)  # key of removed records
 _KEY_OFFSET = struct.calcsize("<4sIQ")  # offset of the key in the header
 _SEGMENT_BYTES = 64 << 20
 _RESERVED_BYTES = 1 << 30  # disk space left free for other uses
-_MAX_AGE_SECS = 30 * 86400
-_TOUCH_SECS = 60
+_MAX_AGE_SECS = 30 * 86400  # time without use after which a segment may be deleted
+_TOUCH_SECS = 60  # minimum time between two updates of a segment's modification time
 _RETRY_SECS = 600  # time without writing after an error of the disk; other programs fill disks for a while
 _MOST_NAMES = 256
 _NAME = ".segment"
@@ -113,12 +114,13 @@ class PrefixDisk:
             with suppress(OSError, struct.error):  # deleted or truncated in the meantime
                 records = _records(segment)
                 self._index.update((key, record) for key, record in records if key != _NO_KEY)
-                # The engine that began a segment without records was killed, or has only just begun it.
+                # An old segment without records is deleted, because its engine was killed. If it is new, another
+                # engine may have just begun it.
                 if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
                     segment.unlink()
         self.size = sum(record.length for record in self._index.values())
         if self._index:
-            with suppress(OSError):  # a disk that can only be read
+            with suppress(OSError):  # the disk may be read-only
                 self._add_model()
 
     def __contains__(self, key: bytes) -> bool:
@@ -232,7 +234,8 @@ class PrefixDisk:
         """Close the segment that is being written."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # on NFS, the error of an earlier write, whose record has a wrong checksum
+            # On NFS, `close` may raise the error of an earlier write. The checksum shows later that the record is bad.
+            with suppress(OSError):
                 file.close()
 
     def _begin_segment(self, length: int) -> BinaryIO:
@@ -391,7 +394,8 @@ class RecordReader:
                     self._hand_over(ReadRecord(sequence_id, key, contents, pages))
             if total:
                 latest = total / max(secs, 1e-6)
-                # The geometric mean, because the first read may be a thousand times slower: a disk spins up.
+                # The geometric mean, because a first read may be a thousand times slower, for example if a disk spins
+                # up.
                 self.bytes_per_sec = (latest * (self.bytes_per_sec or latest)) ** 0.5
                 if sequence_id is not None:
                     self.read_bytes, self.read_secs = self.read_bytes + total, self.read_secs + secs
@@ -433,7 +437,7 @@ def _sizes(root: Path) -> list[tuple[float, int, Path]]:
     """Return time of last use, size and path of all segments in all namespaces."""
     found: list[tuple[float, int, Path]] = []
     for path in root.glob(f"*/*{_NAME}"):
-        with suppress(OSError):  # another engine has deleted it; ESTALE on NFS
+        with suppress(OSError):  # another engine has deleted the segment, which on NFS raises ESTALE
             status = path.stat()
             found.append((status.st_mtime, status.st_size, path))
     return found

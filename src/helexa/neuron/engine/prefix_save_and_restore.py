@@ -41,13 +41,14 @@ from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
 
-_LEAST_PAGES = 2  # a shorter beginning is computed, which takes about as long as reading it in the thread
+_LEAST_PAGES = 2  # minimum number of pages to read, because computing fewer pages takes about as long
 _PAGES_BESIDE_STEPS = 2  # pages that are copied between two steps, in each direction
 _PAGES_WHILE_IDLE = 16
-_QUEUED_BYTES = 64 << 20  # copies that wait for the disk, and records that wait for the KV cache, each
-_MOST_UNSAVED = 1 << 16
-_MOST_HELD = 256
-_OPEN_SECS = 1.0
+# Maximum size of the copies that wait for the disk. The records that wait for the KV cache may take as much again.
+_QUEUED_BYTES = 64 << 20
+_MOST_UNSAVED = 1 << 16  # maximum number of pages and snapshots that wait to be copied
+_MOST_HELD = 256  # maximum number of sequences that wait for pages from disk
+_OPEN_SECS = 1.0  # maximum time for which the engine waits until the records are known
 _SILENT_SECS = 10.0  # without a record for this long, the disk counts as unreachable
 _PROBED_RECORDS = 4  # number of records read to measure a slow disk again
 
@@ -81,7 +82,8 @@ class PrefixStore:
         self._disk: PrefixDisk | None = None
         self._sizes = {PAGE: sum(runner.page_parts), WINDOW: sum(runner.window_parts), STATE: sum(runner.state_parts)}
         self._prompt_bytes = prompt_bytes
-        # A state snapshot of a hybrid model is many times larger than a page.
+        # Maximum number of records in a queue. It follows from the largest kind of record: a state snapshot of a hybrid
+        # model is many times larger than a page.
         self._depth = max(1, _QUEUED_BYTES // max(self._sizes.values()))
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()  # keys, in the order in which they are saved
         # Keys and contents that the writer writes, at most `_depth`. Empty contents remove the record, and an empty key
@@ -112,7 +114,7 @@ class PrefixStore:
 
     def learn(self, tokens: int, seconds: float) -> None:
         """Update the seconds per token from a step with only `tokens` prompt tokens."""
-        if tokens < self._pages.page_size:  # a short step takes as long as reading the weights
+        if tokens < self._pages.page_size:  # the duration of a short step hardly depends on its tokens
             return
         latest = seconds / tokens
         self._token_secs = latest if not self._token_secs else 0.8 * self._token_secs + 0.2 * latest
@@ -127,7 +129,8 @@ class PrefixStore:
         if full_pages < _LEAST_PAGES or not self._memory.may_reuse(sequence):
             return False
         self.start()
-        # The engine waits for a slow disk once, at most `_OPEN_SECS`. It computes prompts until the records are known.
+        # The engine waits only once for the records of a slow disk, at most `_OPEN_SECS` after `start`. Later prompts
+        # are computed until the records are known.
         self._opened.wait(max(self._opens_by - time.monotonic(), 0.0))
         disk = self._disk
         if disk is None or self._silent or len(self._held) >= _MOST_HELD:
@@ -239,7 +242,7 @@ class PrefixStore:
 
     @property
     def _accepts(self) -> bool:
-        """Whether pages can be saved; assumed until the records are opened."""
+        """Whether pages can be saved. True until the records are opened."""
         return not self._opened.is_set() or (self._disk is not None and self._disk.writes)
 
     @property
@@ -294,7 +297,8 @@ class PrefixStore:
                 room -= self._sizes[key[:1]]
                 if not saved and room >= 0 and len(self._unsaved) < _MOST_UNSAVED:
                     self._unsaved[key] = None
-            # The end of a longer prompt would replace its beginning on disk, and is of no use without it.
+            # The rest of a longer prompt is not saved. It would replace the beginning of the prompt on disk, and is of
+            # no use without the beginning.
             if room < 0:
                 break
 
@@ -309,7 +313,7 @@ class PrefixStore:
             for key in (PAGE + page_hash, WINDOW + page_hash, STATE + page_hash):
                 self._unsaved.pop(key, None)
                 if self._writer.ident:
-                    self._copies.put((key, []))  # written after queued copies of this key, which it removes
+                    self._copies.put((key, []))  # the writer handles it after the queued copies of the same key
 
     def _holds(self, key: bytes) -> bool:
         """Return whether the KV cache has the page, window page or snapshot of a record."""
@@ -394,7 +398,7 @@ class PrefixStore:
     # The following methods run in the threads of the writer and of the reader.
 
     def _wake(self) -> None:
-        with suppress(OSError):  # closed, or full: the loop wakes anyway
+        with suppress(OSError):  # the socket is closed, or it is full, so that `select` returns anyway
             self._theirs.send(b"\0")
 
     def _write(self, open_disk: Callable[[], PrefixDisk]) -> None:

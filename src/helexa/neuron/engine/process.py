@@ -26,8 +26,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
     parent_watch.start()
-    heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, because they receive its address
-    stack_traces_and_exit_reasons.register()  # before kernels are loaded, because they write native stacks
+    heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, which receive the counter's address
+    stack_traces_and_exit_reasons.register()  # before kernels are loaded, so that they write native stacks
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd), socket.socket(fileno=arguments.pixels_fd))
@@ -51,7 +51,7 @@ def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     from helexa.neuron.engine.ranks import cpu_binding
 
     import_torch_for_gpu()
-    gc.freeze()  # after the load, the collector scans only what the load has left
+    gc.freeze()  # imported objects stay alive, so collections during the load need not scan them
     request = receive(connection, Load)
     cpu_binding.bind(request.options, rank=0)
     model = Path(request.model)
@@ -60,7 +60,7 @@ def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
         mark_used(Path(request.options.draft_model))
     runner = load_reporting(connection, model, request.options, request.group)
     if runner is not None:
-        heaps_and_shared_memory.trim_heaps()  # unpacking the weights of a GGUF file can leave 100 MiB
+        heaps_and_shared_memory.trim_heaps()  # unpacking a GGUF file's weights can leave 100 MiB of free heap
         gc.freeze()  # a model has many objects, which the collector would scan during steps
         gc.enable()
         Engine(connection, runner, request.options, model, request.step_seconds, pixel_socket).serve()

@@ -76,7 +76,7 @@ def _run(connection: socket.socket, memory_fd: int) -> None:
             try:
                 reply = rank.handle(message)
             except Exception as error:
-                # Rank 0 waits for a reply to a request. Other messages have none, so the process ends.
+                # Rank 0 waits for the reply to a request. Other messages have no reply, so the error ends the process.
                 if not isinstance(message, Request):
                     raise
                 reply = _failure(error)

@@ -83,7 +83,7 @@ def divide_layers(layer_bytes: Sequence[int], first_bytes: int, free_bytes: Sequ
 
     @cache
     def best(host: int, start: int) -> tuple[float, tuple[int, ...]]:
-        """Return the largest used share of memory of the hosts from `host` on, and layers."""
+        """Return the fullness of the fullest host from `host` on, and the ends of their layers."""
         if host == hosts - 1:
             return fullness(host, start, layers), (layers,)
         candidates = []
@@ -118,7 +118,7 @@ class RemoteStages:
         self._closing = False
         self._steps = 0
         self._channels: list[Channel] = []
-        self._early: dict[int, FromStage] = {}
+        self._early: dict[int, FromStage] = {}  # replies that `check` has received, by number of the stage
         self._on_progress: Callable[[int, int], None] = lambda stage, done: None
         try:
             for stage, host in enumerate(group.hosts, start=1):
@@ -142,7 +142,7 @@ class RemoteStages:
             ModelFileError: a host does not have the model's files, or has other files.
             HelexaError: a host cannot run a stage; the message says why.
         """
-        # Computed while the stages compute theirs.
+        # This host computes its digest while the stages compute their digests.
         digest = model_digest(self._model)
         opened = self._replies(StageOpened)
         for stage, reply in zip(self._stages(), opened, strict=True):
@@ -236,7 +236,7 @@ class RemoteStages:
     @property
     def reads_caches(self) -> bool:
         """Return False: the engine never reads the KV caches of other hosts."""
-        return False  # a network may be slower than a prefill
+        return False  # reading a page over a network may take longer than computing it
 
     def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
         """Not supported (see `reads_caches`)."""

@@ -56,8 +56,7 @@ class LoadStage(msgspec.Struct, frozen=True, kw_only=True, tag="load_stage"):
 class StageGranted(msgspec.Struct, frozen=True, kw_only=True, tag="stage_granted"):
     """Stage -> engine: the memory that the stage's host grants."""
 
-    # All stages then allocate the smallest grant.
-    grant: MemoryGrant
+    grant: MemoryGrant  # all stages later allocate the smallest of their grants (see `AllocateStage`)
     page: int  # bytes of one KV page in the layers of this stage
     state: int  # bytes of the recurrent state of one sequence in the layers of this stage
 

@@ -205,7 +205,7 @@ def _receive(connection: socket.socket, kind: Any) -> Any:
 def _failure(error: Exception) -> StageFailed:
     if isinstance(error, ModelFileError):
         return StageFailed("model_file", str(error))
-    if isinstance(error, tensors.TorchRequired):  # raised by a layer, after native kernels got memory
+    if isinstance(error, tensors.TorchRequired):  # raised by a layer after the grant, so a switch to torch is too late
         advice = 'set kernels = "torch" on all hosts, which need torch then'
         return StageFailed("model_file", f"the native kernels do not support this model ({error}); {advice}")
     if isinstance(error, DoesNotFitError):

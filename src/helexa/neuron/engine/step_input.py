@@ -137,7 +137,8 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
         most: maximum number of sequences in a decode step without drafts.
         drafting: maximum number of sequences in a decode step with drafts; 0 for no sizes with drafts.
     """
-    # The gaps grow with the size: padding rows cost small batches most, and each graph needs memory.
+    # Small sizes have small gaps, because padding rows cost small batches most. Large sizes have larger gaps, because
+    # each graph needs memory.
     sizes = [size for size in (1, 2, 4, *range(8, 128, 8), *range(128, most, 32)) if size < most] + [most]
     drafting = min(drafting, most, _MOST_DRAFTING)
     draft_rows = [rows for rows in (8, 16, 32) if drafting < rows < drafting * MAX_DRAFT_ROWS] + [

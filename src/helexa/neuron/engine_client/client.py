@@ -78,7 +78,7 @@ class EngineClient:
         memory: MemoryGrants,
         least_pages: int = 0,
     ) -> None:
-        self.reports = 0
+        self.reports = 0  # number of messages that the engine has sent
         # The engine's options. After the load, `max_sequences` is the number of sequences for which the engine was
         # granted memory.
         self.options = options
@@ -109,7 +109,7 @@ class EngineClient:
         self._drain_lock = asyncio.Lock()
         self._ids = itertools.count(1)
         self._streams: dict[int, TokenStream] = {}
-        self._expects_report = False  # a message was sent since the last report
+        self._expects_report = False  # whether a message that the engine answers was sent since the last report
         self._closing = False
         self._death: str | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -160,7 +160,7 @@ class EngineClient:
                 ) from None
             raise
         client._stop_watching_progress()
-        client._watcher = asyncio.create_task(client._watch(), context=Context())  # not the loading request's context
+        client._watcher = asyncio.create_task(client._watch(), context=Context())  # the task outlives this request
         client._watch_progress(step_seconds, lambda: bool(client._streams) or client._expects_report)
         return client
 

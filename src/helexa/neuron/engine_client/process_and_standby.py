@@ -62,7 +62,9 @@ class PixelSender:
             socket.send_fds(self._connection, [REQUEST.pack(request)], [image.descriptor])
         except BlockingIOError:
             return False
-        except OSError as error:  # the operating system limits the descriptors that are sent but not received
+        except OSError as error:
+            # The operating system limits the descriptors that are sent but not received (ETOOMANYREFS), so the caller
+            # must try again. Other errors mean that the engine has ended.
             return error.errno != errno.ETOOMANYREFS
         return True
 

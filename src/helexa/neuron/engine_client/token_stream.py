@@ -55,7 +55,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
     async def __anext__(self) -> TokenOutput:
         if self._ended:
             raise StopAsyncIteration
-        # Sent here and not in the constructor: a stream that is never read costs the engine nothing.
+        # The constructor does not send the request, so a stream that is never read costs the engine nothing.
         if not self._submitted:
             await self._submit(self, self._message)
             self._submitted = True

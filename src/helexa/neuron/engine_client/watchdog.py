@@ -26,6 +26,7 @@ async def kill_when_hung(
     Args:
         seconds: time limit. `HangDetector` describes when a shorter limit applies.
         works: function that returns whether the engine has work, so that progress is expected.
+        count_messages: function that returns the number of messages that the engine has sent.
     """
     detector, idle_time = HangDetector(seconds), IdleTime(child.pid)
     while child.alive:
@@ -76,7 +77,7 @@ class HangDetector:
             idle_seconds: for how many seconds since the last check all threads of the engine slept (see `IdleTime`).
         """
         # Checks are counted instead of seconds, which would grow while the server process itself is suspended. The
-        # first check without progress may come right after progress.
+        # first check without progress may come right after progress, so it does not count.
         self._silent_checks += 1
         if (self._silent_checks - 1) * self.check_seconds >= self._max_seconds:
             return self._max_seconds
@@ -114,7 +115,8 @@ class IdleTime:
                     state = (task / "stat").read_text().rpartition(")")[2].split()[0]
                     now = sum(int(number) for number in (task / "schedstat").read_text().split()[:2])
                     self._before[task.name] = now
-                    # Linux counts a run or a wait only after its end.
+                    # `schedstat` contains a run or a wait only after its end. A thread that is not asleep therefore
+                    # counts as busy for all `seconds`.
                     spent = (now - (before or {}).get(task.name, now)) / 1e9 if state == _SLEEPS else seconds
                     busy = max(busy, spent)
         except (OSError, ValueError, IndexError):  # not Linux, or the process has ended

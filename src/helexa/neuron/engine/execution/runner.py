@@ -219,7 +219,7 @@ class Runner:
             return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
         capturable = model.capturable or self.ops.captures_state
         use_graph = capturable and batch.embeddings is None and batch.positions.dim() == 1
-        use_graph = use_graph and self._is_whole_model  # a graph cannot contain the exchange of hidden states between hosts
+        use_graph = use_graph and self._is_whole_model  # graphs cannot contain exchanges of hidden states between hosts
         logits = self.ops.run(self._forward, batch, use_graph)
         return logits[: batch.samples] if batch.bucket else logits, None
 

@@ -293,7 +293,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # Number of prompt tokens found in the KV cache. The number is set only in the output with the first tokens or with
     # `started`, and 0 in other outputs.
     cached_tokens: int = 0
-    miss: PrefixMiss | None = None  # why `cached_tokens` is not larger; set only in the output that sets `cached_tokens`
+    miss: PrefixMiss | None = None  # why `cached_tokens` is not larger; set in the output that sets `cached_tokens`
     # True in the output after the first step of a prompt that takes several steps, if the request sets `reports_start`
     started: bool = False
     vector: list[float] = []  # the embedding, in the last output of an `Embed` request

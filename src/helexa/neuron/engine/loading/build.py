@@ -91,7 +91,7 @@ class Build:
     @property
     def final_options(self) -> EngineOptions:
         """Options for the other processes, with the quantization that this process chose."""
-        # Each process would choose `quant = "auto"` from its own free memory.
+        # With `quant = "auto"`, each process would choose a format from its own free memory.
         return msgspec.structs.replace(self.options, quant=self.policy.quant)
 
     @property
@@ -117,14 +117,15 @@ class Build:
             estimate = estimate_memory(
                 self.checkpoint, self.architecture, self.config, self.ops, self.policy, self.stage
             )
-            if not self.stage.is_whole_model:  # the other hosts may have fewer pages
+            # Window pages depend on the number of KV pages, which the other hosts may still reduce.
+            if not self.stage.is_whole_model:
                 estimate = dataclasses.replace(estimate, window_page=0)
             vision = self.vision_memory()
         # An image that must be computed in one step may exceed the token budget.
         step_tokens = self.options.max_step_tokens + vision.image_rows
         options = msgspec.structs.replace(self.options, max_step_tokens=step_tokens)
         processes = 0
-        if self.options.devices:  # rank 0 has the largest part
+        if self.options.devices:  # the request of rank 0 applies to each device, because rank 0 has the largest part
             request = memory_request(estimate, options, self.ops)
         else:
             ranks = self.ops.ranks.count
@@ -264,7 +265,7 @@ def build_part(
 
     def on_own_progress(done: int, total: int) -> None:
         if other_ranks is not None:
-            # A rank that failed is noticed now, not after rank 0 has read gigabytes.
+            # A rank that has failed is then noticed before rank 0 has read all of its weights.
             other_ranks.check()
         on_rank_progress(0, done)
 

@@ -29,7 +29,8 @@ from helexa.neuron.weights.model_file import read_json
 from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint, eagle_tensor_names, head_tensor_names
 
 _log = logging.getLogger("helexa.neuron.engine")
-_MOST_MISSING = 128  # limit of tokens that only one vocabulary has: models of a family differ in special tokens
+# Maximum number of tokens that only one of the two vocabularies has. Models of a family may differ in special tokens.
+_MOST_MISSING = 128
 
 
 class DraftPart(Build):
@@ -59,6 +60,7 @@ class DraftPart(Build):
         own = self._own_request()
         page = request.page + own.page
         pages = request.pages
+        # A KV cache whose size is set by an option must also hold the pages of the draft model.
         if self._fixed_cache:
             pages = max(request.cache_bytes(pages) // (page + request.window_page), 1)
         return msgspec.structs.replace(
@@ -74,7 +76,7 @@ class DraftPart(Build):
 
     def _own_request(self) -> MemoryRequest:
         own = self.request()
-        # No window pages: all layers have the KV page numbers of the model that verifies the drafts.
+        # The draft model has no window pages, because all of its layers use the KV page numbers of the other model.
         return msgspec.structs.replace(own, page=own.page + own.window_page, window_page=0, window_pages=0)
 
     def load(self, decoder: Decoder, on_progress: Callable[[int, int], None]) -> Decoder:
@@ -91,7 +93,7 @@ class DraftPart(Build):
         Args:
             decoder: the loaded draft model.
             grant: the memory grant of the model that verifies the drafts.
-            step_bytes: bytes of weights that a step of this model reads.
+            step_bytes: bytes of weights that a step of the model that verifies the drafts reads.
 
         Raises:
             ModelFileError: the draft model computes logits that are not finite.
@@ -150,7 +152,7 @@ class HeadPart(Build):
     def added_to(self, request: MemoryRequest) -> MemoryRequest:
         """Return `request` with the memory of the draft head added."""
         own = self._own_request
-        # hidden states: those that are kept, and the inputs of the head
+        # number of hidden states in memory: the kept states, and the inputs of the head
         states = (MAX_DRAFTS + 1) * self._contexts + TAIL + 4 * self._step_rows
         kept = states * max(len(self._inputs), 1) * int(self.config["hidden_size"]) * 4
         cache = self._pages * (own.page + own.window_page)
@@ -193,6 +195,7 @@ class MtpPart(HeadPart):
     def open(self, path: Path) -> Checkpoint:
         """Open the tensors of the head."""
         checkpoint = SafetensorsCheckpoint(path, head_tensor_names)
+        # The configuration describes the layers of the model, but the head is a single layer with full attention.
         checkpoint.config |= {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
         return checkpoint
 

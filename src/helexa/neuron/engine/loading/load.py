@@ -153,7 +153,7 @@ def load_once(
             grant = ask(request)
         runner, token_seconds = _start(build, model, request, grant)
         runner.encoder = encoder
-        sharing = draft_decoder if isinstance(draft, DraftPart) else None  # a draft model with the same pages
+        sharing = draft_decoder if isinstance(draft, DraftPart) else None  # a draft head has KV pages of its own
         runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds, sharing)
         if draft is not None and draft_decoder is not None:
             own, limits = draft.start(draft_decoder, grant, build.ops.step_bytes)
@@ -177,7 +177,7 @@ def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
 def _start(build: Build, model: LoadedModel, request: MemoryRequest, grant: MemoryGrant) -> tuple[Runner, float]:
     """Allocate all caches, check the logits; return the runner and a step's seconds."""
     runner = model.runner(request, grant)
-    if build.options.kv_cache_mb:  # if memory is missing, the load fails, not a later request
+    if build.options.kv_cache_mb:  # so that too little memory makes the load fail and not a later request
         runner.touch_caches()
     start_time = time.perf_counter()
     first_page = [0, grant.pages] if runner.window_pages else [0]
@@ -197,13 +197,13 @@ def _facts(
     token_seconds: float,
     draft: Decoder | None,
 ) -> ModelFacts:
-    devices = max(len(build.options.devices), 1)  # each of which has the granted memory
+    devices = max(len(build.options.devices), 1)  # number of devices, each of which has the granted memory
     page = (request.page + request.window_page + sum(stage.page for stage in granted)) * devices
     cache = (request.cache_bytes(grant.pages) + grant.pages * sum(stage.page for stage in granted)) * devices
     window_pages = request.window_pages_of(grant.pages)
     windows = model.windows()
     if draft is not None and not window_pages:
-        windows += draft.windows()  # a sequence releases a page only if neither model reads it
+        windows += draft.windows()  # a sequence may release a page only if the draft model does not read it either
     releases = build.ops.skips_pages and not granted and (window_pages or None not in windows)
     state = (request.state + sum(stage.state for stage in granted)) * devices
     if state:
@@ -262,7 +262,7 @@ def load_reporting(
     try:
         runner = load(model, options, on_progress, ask, group)
         runner.warm_up(lambda done, total: report("graphs", done, total))
-    # The server is gone and reads no failure.
+    # The server has closed the socket, so no failure can be reported to it.
     except BrokenPipeError:
         raise
     except Exception as error:

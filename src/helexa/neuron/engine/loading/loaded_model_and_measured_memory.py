@@ -25,9 +25,10 @@ from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
 _log = logging.getLogger("helexa.neuron.engine")
-# Sampling settings that need more memory than greedy sampling, and a copy of the logits for penalties.
+# Settings for the measured steps. They need more memory than greedy sampling, because penalties copy the logits.
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1)
-# Prompt lengths that need other matmul kernels than the largest step, each with settings for other sampling kernels.
+# Prompt length -> sampling settings. These lengths use other matmul kernels than the largest step, and these settings
+# use other sampling kernels than `_DRAWN`.
 _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
 
 
@@ -97,9 +98,11 @@ def measured_on_device(
     graphs = bool(runner.buckets)
     request = measured(memory_request, [memory.read(), *loaded.memory_of_others()], graphs)
     ops = loaded.ops
-    # The measured contexts are short, but long contexts need memory for more partial results.
+    # The measured contexts are short. In long contexts, attention needs memory for more partial results.
     partials = max(ops.partials_bytes(sequences, *shape) for shape in loaded.model.attention_shapes())
     request = msgspec.structs.replace(request, step=request.step + partials * (2 if graphs else 1))
+    # Kernels that copy pages need memory for each page in use. The short contexts did not measure this memory, so its
+    # estimate is kept.
     if ops.copies_pages:
         request = msgspec.structs.replace(
             request, page_step=memory_request.page_step, position_step=memory_request.position_step

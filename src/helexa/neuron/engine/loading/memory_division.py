@@ -12,8 +12,9 @@ from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 # Minimum number of positions in the KV cache, unless the context is shorter. With less memory, loading fails.
 LEAST_CONTEXT = 2048
 
-_CONTEXT_SHARE = 0.5  # share of the remaining memory for one full context; `MemoryRequest.share` limits more
-_SLOTS_SHARE = 0.5  # share of the memory after weights and steps for recurrent states of running sequences
+# The KV cache may exceed `MemoryRequest.share` up to this share of the remaining memory, to hold one full context.
+_CONTEXT_SHARE = 0.5
+_SLOTS_SHARE = 0.5  # maximum share of the memory after weights and steps for recurrent states of running sequences
 
 
 def divide(request: MemoryRequest, free: int) -> MemoryGrant:
@@ -27,7 +28,7 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
     """
     min_pages = min(request.pages, request.pages_for(min(request.context, LEAST_CONTEXT)))
     fixed_bytes = request.weights + request.step
-    # While the weights load, the caches do not exist yet. The larger of both phases must fit.
+    # While the weights load, the caches do not exist yet. Both phases, loading and running, must fit.
     required = max(fixed_bytes + _cache(request, min_pages) + request.state, request.weights + request.loading)
     if required > free:
         raise _does_not_fit(request, required, free, _cache(request, min_pages) + request.state)

@@ -84,9 +84,8 @@ class MemoryEstimate:
     sinks: int  # number of heads with an attention sink in one layer
     vocab_size: int  # number of logits per row
     context: int  # number of positions that the model was trained for
-    # of the layers with a sliding window: the bytes in `page`, and the largest window in positions
-    window_page: int = 0
-    window: int = 0
+    window_page: int = 0  # part of `page` that belongs to layers with a sliding window, in bytes
+    window: int = 0  # largest sliding window of the layers, in positions; 0 without such layers
 
 
 def estimate_memory(
@@ -201,7 +200,10 @@ class WeightSizes(Loader):
         return self._embedding
 
     def head(self, *arguments: Any, **options: Any) -> LinearOp:
-        """Count the output head, without its width: `memory_request` counts the logits."""
+        """Count the bytes of the output head, but leave `widest` unchanged.
+
+        `memory_request` counts the logits, which are the outputs of the head.
+        """
         widest = self.widest
         head = super().head(*arguments, **options)
         self.widest = widest

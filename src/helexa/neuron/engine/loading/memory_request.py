@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from helexa.core.node_reports import DeviceHealth
 
 _RUNTIME = 20 << 20  # bytes for threads, captured graphs, Python objects and partly used memory pages
-_CONTEXTS = 4  # full contexts in the cache of a CPU engine, if memory suffices
-_SHARE, _CUDA_SHARE = 0.25, 0.8  # of the memory after weights and states; other programs share a CPU's memory
+_CONTEXTS = 4  # number of full contexts in the KV cache of a CPU engine, if memory suffices
+# Maximum part of the memory after weights, steps and states that the KV cache takes. It is smaller on CPUs, because
+# other programs use the same memory.
+_SHARE, _CUDA_SHARE = 0.25, 0.8
 _MOST_PAGES = 1 << 30
-_SNAPSHOT_PART = 8  # divisor of free memory for the snapshots' share
+_SNAPSHOT_PART = 8  # snapshots get free memory divided by this number
 _MOST_SNAPSHOTS = 4096
 
 
@@ -107,7 +109,7 @@ def free_memory(device: Device, options: EngineOptions) -> int:
         return host_memory()[0]
     from helexa.neuron.hardware.accelerators import device_health  # imports pydantic, which CPU engines do not need
 
-    # The driver reports the other devices, because torch would take memory on each of them.
+    # The driver reports the memory of the other devices, because torch would allocate memory on a device to read it.
     return least_free(tensors.cuda.mem_get_info(device)[0], options.devices, device_health() if options.devices else [])
 
 
@@ -128,7 +130,7 @@ def usable_memory(device: Device, options: EngineOptions) -> int:
 
 
 def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
-    """Return the bytes of the largest step, without bytes per token in the KV cache."""
+    """Return the bytes of the largest step, without the bytes that `_attention` returns."""
     partials = max(ops.partials_bytes(options.max_sequences, *shape) for shape in estimate.shapes)
     return (
         _RUNTIME + rows * 4 * (3 * estimate.widest + 6 * estimate.hidden) + _logits(estimate, options, ops) + partials

@@ -72,7 +72,7 @@ class VisionPart:
 
     def memory(self) -> VisionMemory:
         """Return the memory of the vision tower, without reading its weights."""
-        # These modules import Pillow, which engines of text models do not need.
+        # This module imports Pillow, which engines of text models do not need.
         from helexa.neuron.vision.processor_choice import image_layout, image_processor
 
         sizes = WeightSizes(self._checkpoint, self._ops, self._policy, WHOLE_MODEL)

@@ -26,10 +26,10 @@ from helexa.neuron.hardware.cpus import (
 )
 
 # The environment variable in which rank 0 tells the other ranks which CPUs all ranks may use together. The processes of
-# the other ranks inherit the binding of rank 0, so they cannot find out from the operating system.
+# the other ranks inherit the binding of rank 0, so the operating system cannot tell them these CPUs.
 RANK_CPUS = "HELEXA_RANK_CPUS"
 
-_MOST_UNEQUAL = 2  # a bound rank has at most this many times as many CPUs as another one
+_MOST_UNEQUAL = 2  # maximum ratio of the numbers of CPUs of two ranks; if it is exceeded, no rank is bound
 
 _log = logging.getLogger("helexa.neuron.engine")
 _THREADS = Path("/proc/self/task")
@@ -96,7 +96,8 @@ def divide(nodes: Sequence[CpuNode], rank: int, ranks: int) -> tuple[int, ...]:
     """Return the CPUs of a rank; none if there is only one NUMA node."""
     if len(nodes) < 2:
         return ()
-    # Each rank gets adjacent NUMA nodes. More ranks than nodes share nodes, and divide their cores.
+    # Each rank gets adjacent NUMA nodes. If there are more ranks than nodes, several ranks share a node and divide its
+    # cores.
     own = _part(nodes, rank, ranks)
     sharing = [other for other in range(ranks) if _part(nodes, other, ranks) == own]
     own_cores = cores([cpu for node in own for cpu in node.cpus])

@@ -107,7 +107,7 @@ class Rank:
         runner.follow(decode_input(message.data))
 
     def _allocate(self, message: Allocate) -> RankAllocated:
-        # The old caches are released first, because both may not fit.
+        # The old caches are released first, because memory may not suffice for old and new caches together.
         self._runner = None
         gc.collect()  # the runner of the measured steps can be in a reference cycle
         weights = tensors.cuda.memory_allocated() if message.measure else 0

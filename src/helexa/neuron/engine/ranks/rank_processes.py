@@ -112,7 +112,7 @@ class RankProcesses:
 
     def load(self, message: Callable[[int], LoadRank], on_progress: Callable[[int, int], None]) -> None:
         """Send the message `message(rank)` to each rank, which then starts to load."""
-        # The methods that receive messages call it.
+        # `_receive` calls the function, also when another method waits for replies.
         self._on_progress = on_progress
         for rank, connection in enumerate(self._connections, start=1):
             self._send(rank, connection, message(rank))
@@ -147,7 +147,7 @@ class RankProcesses:
         """
         self._send_all(Allocate(request, grant, measure))
         self._wait(RankAllocated)
-        # All ranks are connected now. Deleted here, the rendezvous file does not remain if the engine is killed.
+        # All ranks are connected now, so the rendezvous file is deleted. It would remain if the engine were killed.
         shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def measured_memory(self) -> list[DeviceMemory]:
@@ -222,7 +222,7 @@ class RankProcesses:
     def _start(self, rank: int) -> None:
         own_end, rank_end = socket.socketpair()
         with rank_end:
-            # In the process group of the engine, so that a signal to the group reaches all ranks.
+            # The process stays in the process group of the engine, so that a signal to the group reaches all ranks.
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "helexa.neuron.engine.rank_process"),
@@ -268,7 +268,7 @@ class RankProcesses:
             data = self._connections[rank - 1].recv(1 << 16)
             if not data:
                 raise RankError(self._ending(rank))
-            # Progress of a rank counts as progress of the engine: rank 0 may only be waiting.
+            # Progress of a rank counts as progress of the engine, because rank 0 may only be waiting for the rank.
             heartbeat.beat()
             for message in self._decoders[rank - 1].feed(data):
                 if isinstance(message, RankFailed):

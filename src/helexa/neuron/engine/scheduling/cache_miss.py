@@ -1,4 +1,4 @@
-"""Explains why a prompt was computed again although an earlier one is similar."""
+"""Explains why a prompt was computed again although an earlier prompt is similar."""
 
 from array import array
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from helexa.neuron.engine.step_input import Int32
 # Number of tokens that must be computed again before a miss is reported.
 LEAST_MISSED = 512
 
-_MOST_TOKENS = 1 << 20  # of all prompts together, which need 4 MiB
+_MOST_TOKENS = 1 << 20  # maximum number of tokens of all recorded prompts together, which take 4 MiB
 _MOST_PROMPTS = 64
 _MOST_KEYS = 256
 
@@ -24,7 +24,7 @@ _MOST_KEYS = 256
 class RecentPrompts:
     """The latest long prompts of an engine, of all principals.
 
-    A prompt is compared only with earlier prompts of the same principal. A report says nothing about other clients.
+    A prompt is compared only with earlier prompts of the same principal, so a report reveals nothing about others.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -98,7 +98,7 @@ class RecentPrompts:
 
 
 def _marked(sequence: Sequence) -> Int32:
-    """Return the prompt, int32 [n], with a digest in the place of each image."""
+    """Return the prompt, int32 [n], with a digest in place of the first token of an image."""
     tokens = array("i", sequence.request.prompt)
     if sequence.images is not None:
         for image_range in sequence.images.ranges:

@@ -121,7 +121,7 @@ class Committer:
             first: index of `sampled[0]` among all sampled tokens of the step.
         """
         sequence = entry.sequence
-        # The matcher may have failed on a draft. Later drafts are then not checked.
+        # The matcher may have failed on a draft. Later drafts were then not checked, so they are not accepted.
         ahead = len(entry.drafts) if sequence.matcher is None else sequence.matcher.ahead
         accepted = _accepted(entry.drafts[:ahead], sampled)
         # A suspect (see `Queues.suspects`) has now sampled a token in a step of its own, so it does not make steps
@@ -168,7 +168,7 @@ class Committer:
 
     def _end_non_finite(self, sequence: Sequence) -> TokenOutput:
         """End a sequence with an error because its results are NaN or infinite."""
-        # No later prompt may start from its pages and snapshots.
+        # No later prompt may start from the pages and snapshots of this sequence.
         self._to_clear += self._queues.discard(sequence)
         return sequence.failure(
             "the logits of this request are not finite (NaN or infinity); load the model with another dtype"

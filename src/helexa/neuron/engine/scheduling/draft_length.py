@@ -1,8 +1,8 @@
 """Decides how many tokens to draft, and from where, by cost and acceptance.
 
 The engine verifies drafts (predicted tokens) of a sequence in one step. They come from n-gram lookup (see
-`ngrams_and_counts`), or from a draft model: a smaller model with the same vocabulary. The gate compares the expected
-number of tokens per second for each number of drafts, from three measurements:
+`ngrams_and_counts`), or from a draft model: a smaller model with the same vocabulary. The gate (`DraftGate`) compares
+the expected number of tokens per second for each number of drafts, from three measurements:
 
 * the duration of a step by its number of rows (tokens)
 * the duration of a pass of the draft model by its number of rows
@@ -14,8 +14,9 @@ share of the time, and `_FIRST_CREDIT` steps once. If some drafts in a row are r
 rests: it drafts nothing for a number of steps, then drafts again. If the next drafts are rejected, too, the next rest
 is twice as long.
 
-The draft model computes tokens of a sequence only when the sequence is about to draft, and of the earlier tokens only a
-few. A long prompt therefore costs the draft model nothing, and starts no later.
+The draft model computes tokens of a sequence only when the sequence is about to draft. It then reads only the last
+tokens of a long sequence. A long prompt therefore takes the draft model no longer than a short one, and the model's
+prefill does not wait for the draft model.
 """
 
 from bisect import bisect_left
@@ -28,8 +29,11 @@ MOST_MODEL_DRAFTS = 3
 # Maximum number of rows in a pass of the draft model.
 MOST_DRAFT_ROWS = 128
 
-_COUNTS = (3, 1)  # numbers of drafts: native kernels pad the rows of a step to 1, 2, 4 or 6
-_LEAST_CONTEXT, _MOST_MISSING = 32, 96  # tokens that the draft model computes before it drafts
+# Numbers of drafts to choose from. With the last token, they fill 4 or 2 rows, to which native kernels pad a step.
+_COUNTS = (3, 1)
+# The draft model attends to at least the last `_LEAST_CONTEXT` tokens. It starts again near the end of a sequence of
+# which it would have to compute more than `_MOST_MISSING` tokens.
+_LEAST_CONTEXT, _MOST_MISSING = 32, 96
 _CREDIT_SHARE = 0.01
 _FIRST_CREDIT, _MOST_CREDIT = 8.0, 16.0  # in durations of a step without drafts
 _TRIALS = 4  # steps with drafts for which the credit must suffice before the draft model computes missing tokens
@@ -42,15 +46,19 @@ _REFRESH_EVERY = 64  # steps with drafts after which a step without drafts measu
 _PRIOR_NGRAM_ACCEPTANCE = 0.8
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT, _SEQUENCE_WEIGHT = 0.6, 4.0, 8.0  # weights in verified drafts
 _MODEL_DECAY, _SEQUENCE_DECAY = 0.99, 0.95  # factor of the counts after each step with drafts
-_EWMA_WEIGHT, _MOST_OUTLIER = 0.2, 2.0  # slower passes are clipped: the machine may have been busy
+# A pass counts as at most `_MOST_OUTLIER` times the average duration, because the machine may have been busy.
+_EWMA_WEIGHT, _MOST_OUTLIER = 0.2, 2.0
 _LEAST_MEASURED = 3  # passes with a number of rows before its duration counts as measured
 _OLD_AFTER = 512  # passes after which the duration of a number of rows counts as old
 
-# Relative duration of a pass by its number of rows until it is measured: as the native kernels with 4-bit weights.
+# Assumed relative duration of a pass by its number of rows, until the duration is measured. The numbers are those of
+# the native kernels with 4-bit weights.
 _ROWS = (1, 2, 4, 6, 8, 16, 64)
 _DURATIONS = (1.0, 1.05, 1.45, 2.2, 3.0, 5.5, 20.0)
 
-_USUAL_GROWTH_WEIGHT = 1.0  # weight of the growth of `_DURATIONS`, in durations of a pass with one row
+# Weight of the growth of `_DURATIONS` in an average with the measured growth (see `PassCost._expected`). The measured
+# growth has as weight the difference in `_DURATIONS` between the measured row counts.
+_USUAL_GROWTH_WEIGHT = 1.0
 
 # Nominal seconds with `step_timing = "fixed"`.
 _FIXED_STEP, _FIXED_DRAFT = 0.01, 0.002
@@ -63,7 +71,7 @@ class DraftLimits:
     context: int  # maximum number of positions of a sequence
     vocab_size: int  # number of tokens; a larger token id cannot be an input
     ratio: float  # bytes of the draft model's weights in a step, divided by those of the model
-    is_head: bool = False  # whether a draft head predicts the tokens, which reads hidden states of the model
+    is_head: bool = False  # whether the draft model is a draft head, which reads hidden states of the model
 
 
 @dataclass
@@ -72,7 +80,7 @@ class _Duration:
 
     seconds: float
     count: int  # number of measurements
-    last: int  # number of passes of all row counts before the last measurement
+    last: int  # number of passes of all row counts up to the last measurement
 
 
 class PassCost:
@@ -81,9 +89,9 @@ class PassCost:
     Args:
         seconds: assumed seconds of a pass with one row.
         fixed: whether the assumed duration is never replaced by measurements.
-        optimistic: whether a row count with few measurements, or old ones, counts as no slower than the measurements of
-            other row counts suggest. The gate avoids row counts that look slow, so otherwise no later measurement would
-            correct a first one that was slow by chance (the machine was busy).
+        optimistic: whether a row count with few or old measurements counts as no slower than the durations of other row
+            counts suggest. The gate avoids row counts that look slow. Without optimism, it would never measure a row
+            count again whose first measurement was slow by chance.
     """
 
     def __init__(self, seconds: float, fixed: bool, optimistic: bool = False) -> None:
@@ -113,7 +121,7 @@ class PassCost:
         if old is None or self._passes - old.last > _OLD_AFTER:
             self._measured[rows] = _Duration(seconds, 1, self._passes)
             return
-        if old.count < _LEAST_MEASURED:  # noise only lengthens a pass
+        if old.count < _LEAST_MEASURED:  # use the minimum of the first passes, because noise only lengthens a pass
             old.seconds = min(old.seconds, seconds)
         else:
             old.seconds += _EWMA_WEIGHT * (min(seconds, _MOST_OUTLIER * old.seconds) - old.seconds)
@@ -123,7 +131,7 @@ class PassCost:
         return measured.count >= _LEAST_MEASURED and self._passes - measured.last <= _OLD_AFTER
 
     def _expected(self, rows: int, known: list[int]) -> float:
-        """Return the seconds of a pass, estimated from those of other row counts."""
+        """Return the seconds of a pass, estimated from the passes with `known` row counts."""
         if not known:
             return self._assumed * _relative(rows)
         index = bisect_left(known, rows)
@@ -135,8 +143,9 @@ class PassCost:
         seconds = self._measured[nearest].seconds
         if nearest == known[0]:
             return seconds * _relative(rows) / _relative(nearest)
-        # The curve of `_DURATIONS` through the measurements with the fewest and the most rows. Between 1 and 2 rows,
-        # durations differ by less than their noise, so the curve's own growth counts as one more measurement.
+        # `rows` is larger than all known row counts. The duration follows the curve of `_DURATIONS`, scaled to the
+        # growth between the smallest and the largest known row count. Durations of few rows differ by less than their
+        # noise, so the growth of the curve itself is averaged in.
         first = known[0]
         fewest = self._measured[first].seconds
         span, usual = _relative(nearest) - _relative(first), fewest / _relative(first)
@@ -171,23 +180,26 @@ class ModelDrafter:
     def __init__(self, gate: "DraftGate") -> None:
         self._gate = gate
         self.acceptance = Acceptance(_SEQUENCE_DECAY)
-        self.debt = 0.0  # seconds of the computation of missing tokens so far
+        self.debt = 0.0  # seconds that the draft model has spent on missing tokens of the sequence so far
         self.forget()
 
     def forget(self) -> None:
         """Forget what is computed, because the sequence has released its pages."""
-        # The draft model has computed K and V of the positions from `start` to `end`. It attends to no positions before
-        # `start`, where a page begins.
+        # The draft model has computed K and V of the positions from `start` to `end` - 1. It attends to no positions
+        # before `start`, where a page begins.
         self.start = self.end = 0
-        self.marked = 0  # number of leading pages that are marked as computed, or lie before `start`
-        self.passes = 0  # number of passes of the draft model before the step that is planned
+        self.marked = 0  # number of leading pages of the sequence that are in `PagePool.drafted`, or before `start`
+        self.passes = 0  # number of passes of the draft model for the drafts of the planned step
 
     def missing(self, length: int) -> int:
         """Return how many tokens of a sequence of `length` the draft model must compute."""
         return length - self.end
 
     def prepare(self, length: int) -> bool:
-        """Return whether a draft head can draft for a sequence of `length` tokens."""
+        """Return whether drafts for a sequence of `length` tokens are possible.
+
+        Draft heads override this method.
+        """
         return True
 
     def learn(self, drafted: int, accepted: int) -> None:
@@ -227,20 +239,20 @@ class DraftGate:
 
     Args:
         ratio: bytes of the draft model's weights divided by those of the model, from which the duration of a pass is
-            assumed until it is measured. Without a draft model, it has no effect.
+            assumed until it is measured. Without a draft model, `ratio` has no effect.
         fixed: whether durations are nominal, so that the same requests get the same plans.
     """
 
     def __init__(self, ratio: float = 1.0, fixed: bool = False) -> None:
-        # Only steps are optimistic. Passes of the draft model have up to 128 rows, so optimism would cost too much, and
-        # the credit repeats passes with few rows anyway.
+        # Only the estimates for steps are optimistic. For passes of the draft model, which have up to 128 rows, wrong
+        # optimism would cost too much. Passes with few rows are measured again anyway, because they run on credit.
         self._step = PassCost(_FIXED_STEP, fixed, optimistic=True)
         self._pass = PassCost(_FIXED_DRAFT if fixed else _FIXED_STEP * ratio, fixed)
         self._ratio, self._fixed = ratio, fixed
         self._acceptance = Acceptance(_MODEL_DECAY)
         self._credit: float | None = None  # seconds; None until the duration of a step is known
         self._sequences = 1  # number of decoding sequences in the last step
-        self._in_a_row = 0
+        self._in_a_row = 0  # number of steps since the last step without drafts
         self._rejected = 0  # number of verifications in a row without an accepted draft
         self._rest, self._next_rest = 0, _FIRST_REST  # in steps
         self.gain = 1.0  # estimated tokens per second in the last decode steps, divided by those without drafts
@@ -308,10 +320,11 @@ class DraftGate:
         for count in (1, 3, most):
             tokens = 1 + (_tokens(rate, min(count, most)) - 1) / sequences
             gains[min(count, most)] = tokens * plain / self._step.seconds(rows + min(count, most))
-        # Repetitions are long if they continue, so the number is reduced only where all drafts together do not gain.
+        # A repetition that continues is usually long, so fewer drafts are chosen only if `most` drafts bring no gain.
         best = most if gains[most] > 1.0 else max(gains, key=lambda count: gains[count])
         if gains[best] > 1.0:
             return best, gains[best]
+        # Without a gain, a single draft is verified on credit, because the acceptance must still be measured.
         cost = self._step.seconds(rows + 1) - plain
         if most and self._credit > cost:
             self._credit -= cost
@@ -359,8 +372,8 @@ class DraftGate:
 
     def _should_rest(self) -> bool:
         """Return whether too many drafts were rejected to try new drafts in every step."""
-        # If drafts gained before, the acceptance is high, and there is no rest yet: during a rest, the draft model
-        # falls behind.
+        # If the acceptance was high before, a few rejections start no rest, because the draft model falls behind during
+        # a rest.
         gain = self._speedup(self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT / 2), 1)
         return self._rejected >= _MOST_REJECTED or (self._rejected >= _LEAST_REJECTED and gain < 1.0)
 
@@ -378,8 +391,8 @@ class DraftGate:
     def _may_catch_up(self, candidate: Candidate, gains: bool) -> bool:
         """Return whether the draft model may compute the missing tokens of a sequence.
 
-        The rule is that of the ski rental problem: it may if drafts would already have saved as much time in the output
-        so far as this computation costs.
+        The rule is that of the ski rental problem: the computation is allowed once drafts would have saved as much time
+        in the output so far as the computation costs. It is also allowed if the credit pays for it.
         """
         cost = self._pass.seconds(candidate.missing)
         if gains:
@@ -403,11 +416,15 @@ class DraftGate:
         others = max(self._sequences - len(chosen), 0)
         tokens = others + sum(_tokens(self._rate(each.drafter), min(count, each.limit)) for each in chosen)
         plain = self._step.seconds(rows)
-        # Without the cost of missing tokens, which `_may_catch_up` has accepted: computing them pays in later steps.
+        # The cost of missing tokens is left out. `_may_catch_up` has accepted it, because it pays in later steps.
         return tokens / self._sequences * plain / (plain + self._cost(chosen, count, rows, caught_up=True))
 
     def _cost(self, chosen: Collection[Candidate], count: int, rows: int, caught_up: bool = False) -> float:
-        """Return the seconds by which `count` drafts lengthen a step with `rows` rows."""
+        """Return the seconds by which `count` drafts lengthen a step with `rows` rows.
+
+        Args:
+            caught_up: whether to leave out the cost of tokens that the draft model still has to compute.
+        """
         drafts = sum(min(count, each.limit) for each in chosen)
         missing = sum(1 if caught_up else each.missing for each in chosen)
         verification = max(self._step.seconds(rows + drafts) - self._step.seconds(rows), 0.0)

@@ -38,7 +38,7 @@ class Grammars:
         # seconds and as much memory as the weights of a small model.
         self._model = model
         self._width = width  # number of logits per row
-        self._open: set[int] = set()
+        self._open: set[int] = set()  # ids of the sequences that `fetch` has not returned yet
         self._changed = threading.Condition()  # guards `_new`, `_exhausted` and `_closed`
         self._new: dict[int, Sequence] = {}
         self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
@@ -122,7 +122,7 @@ class Grammars:
             except BaseException as error:  # a Rust panic in llguidance is not an Exception
                 result = GrammarFailure(f"the grammar cannot be compiled: {type(error).__name__}")
             self._results.put((sequence, result))
-            with suppress(OSError):  # closed, or full: the reader wakes anyway
+            with suppress(OSError):  # the socket is closed, or it is full, so that `select` returns anyway
                 self._theirs.send(b"\0")
 
     def _compiler(self) -> "Callable[[str], LLMatcher]":
@@ -137,7 +137,7 @@ class Grammars:
         return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
 
     def _discard(self, grammar: str) -> None:
-        """Drop the compiled `grammar` from the cache, so that it is compiled again."""
+        """Drop the compiled `grammar` from the cache, so that its next use compiles it."""
         with self._changed:
             self._exhausted.add(grammar)
 

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from helexa.neuron.engine.scheduling.draft_length import Acceptance
 
-_LONG, _SHORT = 8, 3  # lengths of the n-grams in the index; a short n-gram may occur in several contexts
+# Lengths of the n-grams in the index. The long n-gram is looked up first, because a short n-gram may occur in several
+# contexts.
+_LONG, _SHORT = 8, 3
 _MAX_OLDER = 2048  # tokens of the prompt that one call adds to the index, which takes about two milliseconds
-_LEAST_MATCH, _FIRST_MATCH, _MOST_MATCH = 3, 5, 32
-_LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10
+_LEAST_MATCH, _FIRST_MATCH, _MOST_MATCH = 3, 5, 32  # number of tokens that must equal an earlier occurrence
+_LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10  # number of draft tokens
 
 _DECAY = 0.8  # factor on the weight of earlier drafts after each step with drafts
 _FIRST_CAPACITY = 256
@@ -33,7 +35,8 @@ class Drafter:
         self.acceptance = Acceptance(_DECAY)
         self._depth = _FIRST_DEPTH
         self._match = _FIRST_MATCH
-        self._begin = self._end = len(tokens)  # n-grams before tokens in this range are in the index
+        # The index has the n-grams that end directly before a token from `_begin` to `_end`.
+        self._begin = self._end = len(tokens)
         # Hash of an n-gram -> index of the token after its latest occurrence. Hashes need less memory than the n-grams.
         # If two n-grams have the same hash, `draft` compares the tokens and returns no draft.
         self._index: dict[int, int] = {}
@@ -42,7 +45,7 @@ class Drafter:
     def may_draft(self) -> bool:
         """Whether `draft` can return tokens once the next token of the sequence is known."""
         self._read()
-        gram_length = _LONG if self._match > _LONG else _SHORT  # a match contains this number of known tokens
+        gram_length = _LONG if self._match > _LONG else _SHORT  # a match contains at least this number of known tokens
         return self._match <= _SHORT or hash(tuple(self._tokens[-gram_length:])) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
@@ -51,8 +54,8 @@ class Drafter:
         tokens = self._tokens
         get = self._index.get
         previous_end = get(hash(tuple(tokens[-_LONG:]))) or get(hash(tuple(tokens[-_SHORT:])))
-        # The end of the sequence must equal the text before the earlier occurrence. This also rejects a collision of
-        # hashes.
+        # The last `_match` tokens of the sequence must equal the tokens before `previous_end`. This comparison also
+        # detects a collision of hashes.
         if previous_end is None or tokens[max(previous_end - self._match, 0) : previous_end] != tokens[-self._match :]:
             return ()
         period = len(tokens) - previous_end  # a draft beyond the end of the tokens continues the repetition
@@ -64,7 +67,7 @@ class Drafter:
         if accepted == drafted:
             self._depth = min(2 * self._depth, _MOST_DEPTH)
             self._match = _LEAST_MATCH
-        # A part was right: draft about as much as was accepted.
+        # Some of the drafts were accepted, so the next draft has about as many tokens.
         elif accepted:
             self._depth = max(accepted + 1, _LEAST_DEPTH)
             self._match = max(self._match - 1, _LEAST_MATCH)
@@ -85,7 +88,7 @@ class Drafter:
             first = max(self._begin, n)
             older = tokens[first - n : max(begin - 1, 0)]
             hashes = list(map(hash, zip(*(older[i:] for i in range(n)), strict=False)))
-            # A later occurrence that is in the index already takes precedence.
+            # `setdefault` keeps a later occurrence of the n-gram that is in the index already.
             deque(map(self._index.setdefault, reversed(hashes), range(begin - 1, first - 1, -1)), maxlen=0)
 
 

@@ -14,7 +14,9 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
-_MAX_NEW_MATCHES = 512  # takes about a millisecond per step, most of it for page hashes
+# Maximum number of pages of waiting prompts to look up in a step. The lookups take about a millisecond, most of it for
+# page hashes.
+_MAX_NEW_MATCHES = 512
 
 
 class Memory:
@@ -80,8 +82,8 @@ class Memory:
         chain, holds = sequence.chain, self._pages.holds
         matched = min(sequence.matched, full_pages)
         if matched and not holds(chain[matched]):  # evicted since the last call
-            # Exact if the cached pages are the first of the sequence, which is nearly always the case: pages at the end
-            # of a sequence are evicted first.
+            # The bisection is exact if no cached page follows a page that is not cached. This is nearly always the
+            # case, because pages at the end of a sequence are evicted first.
             matched = bisect_left(range(matched), True, key=lambda index: not holds(chain[index + 1]))
         limit = full_pages if limit is None else min(limit, full_pages)
         while matched < limit:
@@ -117,7 +119,8 @@ class Memory:
         if needed <= room:
             return True
         cached, chain, is_held = self.cached_pages(sequence, limit), sequence.chain, self._pages.is_held
-        # Pages that other sequences hold take no room. A walk over all pages would be too slow.
+        # Cached pages that other sequences hold take no room. Bisection counts them, because they come before the
+        # other cached pages, and a walk over all pages would be too slow.
         held = bisect_left(range(cached), True, key=lambda index: not is_held(chain[index + 1]))
         return needed - held <= room
 
@@ -228,7 +231,7 @@ class Memory:
             for hash_of_page in sequence.chain:
                 self._states.forget(hash_of_page)
         self.release(sequence)
-        # Pages that other sequences share are finite.
+        # Pages that other sequences still hold are left out, because their contents are finite.
         return [part for page, parts in released if not self._pages.count_held([page]) for part in parts]
 
     def _release_unseen(self, sequence: Sequence) -> None:
@@ -302,13 +305,17 @@ class Memory:
     def has_page(self, sequence: Sequence) -> bool:
         """Return whether the page after the cached pages of a sequence is in memory.
 
-        This is possible only for a model with recurrent layers, which has no snapshot there.
+        This is possible only for a model with recurrent layers, if the later pages have no snapshot.
         """
         following = sequence.computed // self._pages.page_size + 1
         return following < len(sequence.chain) and self._pages.holds(sequence.chain[following])
 
     def most_lost(self, tokens: int) -> int:
-        """Return the minimum size of a reported miss: `tokens`, or a snapshot interval."""
+        """Return the smallest miss to report, in tokens.
+
+        Between two snapshots, a model with recurrent layers computes tokens again although their pages are cached. The
+        smallest miss is therefore larger than the interval of snapshots.
+        """
         return tokens if self._states is None else max(tokens, _SNAPSHOT_INTERVAL + 1)
 
     def _next_mark(self, sequence: Sequence) -> int:

@@ -43,11 +43,12 @@ class Planner:
         # maximum number of tokens of a sequence, limited by the context length and the KV cache size
         self._most_tokens = most_tokens
         self._controller = controller
-        self._suspect_turn = False  # whether the next step is for a suspect
+        self._suspect_turn = False  # whether the last plan was for a suspect (see `Queues.suspects`)
         self._ahead = False  # whether the plan is made before the previous step is committed
         self._left_out = False  # whether the last plan omits a sequence because too few pages are free
         self._image_tokens = 0  # tokens of the images that begin in the plan
         self._room: int | None = None  # `Memory.room` of the running sequences; None until the plan needs it
+        # maximum number of decoding sequences in a step with drafts
         self._most_drafting = options.speculation_max_sequences if options.speculation else 0
         self._draft_limits = drafts
         self.gate = DraftGate(1.0 if drafts is None else drafts.ratio, options.step_timing == "fixed")
@@ -84,7 +85,7 @@ class Planner:
         """Return whether `plan_after` may be called before `plan` is committed."""
         if self._queues.suspects or self._left_out or not allows_planning_ahead(plan):
             return False
-        # Drafts follow the sampled tokens, which are not known yet.
+        # A step with drafts cannot be planned ahead, because its drafts follow sampled tokens that are not known yet.
         decoding = [entry.sequence for entry in plan if entry.samples]
         if self._draft_limits is not None and len(decoding) <= self._most_drafting:
             return False
@@ -126,7 +127,7 @@ class Planner:
         ]
         for sequence in self._controller.choose(decoding, limits.rows):
             self._place(sequence, sequence.pending, plan)
-        # Suspects wait at the head of the waiting queue, and must not start together.
+        # Suspects wait at the head of the waiting queue and must not start together, so no prompts start before them.
         if not self._queues.suspects:
             self._add_prompts(plan, limits)
             # The fair-share limits may allow no token, for example if only heavy principals have prompts and nothing
@@ -167,7 +168,7 @@ class Planner:
             self._queues.suspects.rotate(-1)
             if sequence.id not in self._queues.running:
                 if sequence is not self._queues.waiting.first:
-                    continue  # an older sequence was preempted
+                    continue  # a preempted sequence, which is older, must start first
                 self._queues.start(sequence, self._memory.computed_before(sequence))
             if self._place(sequence, min(sequence.pending, self._controller.max_prompt_tokens), plan):
                 break
@@ -181,8 +182,8 @@ class Planner:
         while remaining > 0 and (sequence := next(prompts, None)):
             sequence_limit = limits.tokens_for(sequence)
             if sequence.pending > remaining and sequence_limit >= remaining:
-                # Half for other prompts, so that a short prompt does not wait for all chunks of a long one. The other
-                # half stays, so that short prompts that keep arriving never stop the oldest prompt.
+                # Half of the tokens go to other prompts, so that a short prompt does not wait for all chunks of
+                # `sequence`. `sequence` gets the other half, so that short prompts that keep arriving never stop it.
                 limits.widen(sequence, remaining // 2)
                 remaining -= self._add_shortest(remaining // 2, sequence, plan, limits)
                 if remaining > 0:  # an image of another prompt may have taken more than its half
@@ -227,7 +228,7 @@ class Planner:
             places: number of running sequences by principal.
         """
         candidates = (sequence for sequence in self._queues.waiting.firsts() if limits.tokens_for(sequence))
-        # The first in the queue, of the principals with the fewest running sequences.
+        # The principal with the fewest running sequences comes first. Equal principals keep the order of the queue.
         return min(candidates, key=lambda sequence: (places[sequence.principal], sequence.place), default=None)
 
     def _add_shortest(self, budget: int, chunked: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
@@ -292,7 +293,7 @@ class Planner:
 
     def _free_room(self) -> int:
         """Return how many free pages running sequences do not need (`Memory.room`)."""
-        # Each plan computes it once, and again after preemptions, because it reads all sequences.
+        # The number is computed once per plan and after each preemption, because `room` reads all running sequences.
         if self._room is None:
             self._room = self._memory.room(self._queues.running.values())
         return self._room
@@ -319,7 +320,7 @@ class Planner:
             if self._ahead:
                 self._left_out = True
                 return 0
-            # The newest, so that an older sequence is never preempted for a newer one.
+            # The newest sequence is preempted, so that an older sequence never waits for a newer one.
             victim = next(reversed(self._queues.running.values()))
             plan.pop(victim, None)
             self._room = None
@@ -358,7 +359,8 @@ class Planner:
         if limit <= 0:
             return (), None
         drafts, drafter = () if sequence.matcher is None else sequence.matcher.forced(limit), None
-        # Forced tokens come before guesses from n-grams, because only their tokenization can be wrong.
+        # The text that the grammar forces is certain, unlike drafts from n-grams. Only its tokens may differ from those
+        # that the model chooses.
         if not drafts:
             drafter = self._drafter(sequence)
             drafts = drafter.draft(limit)
@@ -369,7 +371,7 @@ class Planner:
             drafts = drafts[:count]
             if sequence.matcher is not None:
                 drafts = sequence.matcher.fitting(drafts)
-        # Drafts are not worth a preemption.
+        # If too few pages are free, the drafts are dropped, because they are not worth a preemption.
         if not drafts or not self._memory.grow(sequence, sequence.pending + len(drafts)):
             return (), None
         return drafts, drafter
@@ -389,7 +391,7 @@ class Planner:
         candidates: dict[ModelDrafter, tuple[Sequence, Candidate]] = {}
         for sequence in sequences:
             length = len(sequence.tokens)
-            # The last draft is never an input of the draft model.
+            # The last draft is never an input of the draft model, so it may lie beyond the draft model's context.
             limit = min(
                 budget // len(sequences), self._useful_drafts(sequence), self._draft_limits.context - length + 1
             )
@@ -410,7 +412,7 @@ class Planner:
         """Return the drafter of a sequence; None if the draft model cannot draft."""
         assert self._draft_limits is not None
         drafter, length = sequence.model_drafter, len(sequence.tokens)
-        if self._draft_limits.is_head:  # the drafter exists if the model has computed hidden states
+        if self._draft_limits.is_head:  # `HeadModel.keep` creates the drafter of a draft head
             return drafter if drafter is not None and drafter.prepare(length) else None
         drafter = sequence.model_drafter = drafter or ModelDrafter(self.gate)
         self._memory.prepare_drafts(sequence, drafter)

@@ -16,8 +16,8 @@ from helexa.neuron.vision.image_tokens_and_errors import ImageLayout, ImageRange
 class ImageTraits(msgspec.Struct, frozen=True):
     """How a model treats the image tokens of a prompt."""
 
-    # Rows of patches, and columns of patches, that become one image token, if image tokens have positions with three
-    # axes (M-RoPE). 0 if image tokens have the positions of text.
+    # Number of rows of patches, and of columns, that become one image token. Only set for models whose image tokens
+    # have positions with three axes (M-RoPE). 0 if image tokens have the positions of text.
     merge: int = 0
     # Whether an image token attends to all tokens of its image. All tokens of an image that are not computed yet must
     # then be computed in the same step.
@@ -47,7 +47,7 @@ class PromptImages:
 
         Return None if the position of each token is its index plus `delta`, on all axes.
         """
-        # No token of the range is before the end of an image.
+        # Without M-RoPE, and after the last image, positions are those of text.
         if self._positions is None or start >= self._ends[-1]:
             return None
         after = int32(range(max(start, self._ends[-1]), stop)) + self.delta
@@ -97,7 +97,7 @@ class PromptImages:
         key = b""
         for image_range in self.overlapping(start, stop):
             first = max(image_range.start, start)
-            # Also where in the image the tokens are: two pages may have different parts of one image.
+            # The key contains the offset in the image, because two pages may have different parts of one image.
             place = image_range.first + first - image_range.start
             key += pack("<III", first - start, place, min(image_range.end, stop) - first)
             key += self.digests[image_range.image]

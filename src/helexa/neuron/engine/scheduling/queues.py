@@ -110,7 +110,7 @@ class Queues:
         for other in reversed(newer):
             self.running.move_to_end(other.id)
         self.memory.begin(sequence, prefix)
-        # At the first start only: after a preemption, its own pages are in the cache.
+        # Later starts, after preemptions, do not count, because the sequence then finds its own pages in the cache.
         if sequence.started is None:
             sequence.started = time.perf_counter()
             sequence.cached = sequence.computed

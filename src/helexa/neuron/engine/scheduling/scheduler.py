@@ -1,8 +1,8 @@
 """Scheduler: which sequences advance by how many tokens in the next step.
 
 Each sequence has a list of `tokens`. The first `computed` tokens are computed. The plan of a step is a list of pairs
-(sequence, n): the step computes the next n tokens of the sequence. The sum of all n stays within the token budget. Such
-a plan covers every case:
+(sequence, n): the step computes the next n tokens of the sequence. The sum of all n stays within the token budget.
+Pairs of this kind describe every case:
 
 * Decode: n is 1.
 * Prefill: n is the length of a chunk of the prompt.
@@ -104,7 +104,7 @@ class Scheduler:
             return sequence.failure(f"overloaded: {len(self.queues.waiting)} requests already wait; try again later")
         if not sequence.tokens:
             return sequence.failure("the prompt has no tokens; send some text")
-        # The prompt and one output token. Without the page of this token, the sequence could never go on.
+        # One output token is included, because the sequence could never continue without the page of this token.
         needed = self.pages.pages_for(len(sequence.tokens) + 1)
         if needed > self.pages.total:
             return sequence.failure(

@@ -54,8 +54,8 @@ class Sequence:
     drafter: Drafter | None = None  # drafts by n-gram lookup; created on first use
     # what the draft model has computed of the sequence; None if it has not drafted yet
     model_drafter: ModelDrafter | None = None
-    # Number of tokens that the last step added to `tokens`. If at most these tokens are not computed, the sequence
-    # counts as decoding.
+    # Number of tokens that the last step added to `tokens`. The sequence counts as decoding if all tokens except these
+    # are computed.
     fresh: int = 0
     slot: int | None = None  # state slot of a running sequence; None if the model has no recurrent layers
     # pinned slot of the snapshot that the sequence's next step copies to `slot`; None if there is nothing to copy

@@ -29,12 +29,12 @@ _LINE_DECAY = 0.97  # factor by which each new decode-only step reduces the weig
 _MIN_SPREAD = 0.02  # ratio of the row counts' standard deviation to their mean below which the slope is unknown
 _MAX_OUTLIER = 3.0  # slower steps are clipped to this multiple of their prediction: the machine may have slept
 _EWMA_WEIGHT = 0.25  # weight of the latest step in moving averages
-_WORST_OF = 4  # number of latest steps; several, because the load from other processes varies
+_WORST_OF = 4  # number of latest steps of which the slowest counts, because the load from other processes varies
 
 # Duration of a step.
 _LIMIT_SHARE = 1 / 8  # maximum duration of a step, as a fraction of the time after which an engine counts as hung
 _MIN_TOKENS = 16  # a step of 16 tokens takes hardly longer than a step of one token
-_SHORT_SECONDS = 0.5
+_SHORT_SECONDS = 0.5  # seconds that a step should take at most, so that new requests start soon
 _MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 tokens as in a step of 512
 
 # Prompt tokens in steps with decode rows.
@@ -84,7 +84,7 @@ class StepCost:
 
     def decode(self, rows: int) -> float | None:
         """Return the predicted seconds of a decode-only step; None before the first one."""
-        # The average of all decode-only steps until the cost of a row is known.
+        # Until the cost of a row is known, the prediction is the average of all decode-only steps.
         return self._decode if self._line is None else self._line[0] + self._line[1] * rows
 
     def rows(self, seconds: float) -> float:
@@ -177,8 +177,9 @@ class StepController:
         self._max_seconds = step_seconds * _LIMIT_SHARE
         self._step = 0
         self._mixed_run = 0  # number of steps with decode rows and prompt tokens since the last decode-only step
-        self._rows = 0
+        self._rows = 0  # last maximum number of decode rows
         self._heavy: frozenset[str] = frozenset()
+        # predicted seconds of a fair step; None if unknown, or if only one principal has sequences
         self._fair_seconds: float | None = None
         self._overrun = 0.0  # seconds of excess time that fair steps must compensate
 
