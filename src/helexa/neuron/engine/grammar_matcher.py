@@ -230,7 +230,7 @@ class GrammarMatcher:
         return self._width is None or token < self._width
 
     def _recovered(self) -> bool:
-        """Return False if the matcher has failed, after replacing it by a new matcher."""
+        """Return whether the matcher works. If it has failed, replace it by a new matcher."""
         if not self._matcher.is_error():
             return True
         self._looks_ahead = False
@@ -271,8 +271,11 @@ class GrammarMatcher:
 
 
 def _allows(matcher: "LLMatcher", token: int) -> bool:
-    """Return whether the grammar allows `token` next; may be False for special tokens."""
-    # Cheaper than a mask. For a special token, the result may be wrong, so the caller also looks at the mask.
+    """Return whether the grammar allows `token` next.
+
+    The result may be wrongly False for a special token.
+    """
+    # This check is cheaper than a mask. The caller computes a mask only if the result is False.
     forced = matcher.compute_ff_tokens()
     return forced[0] == token if forced else matcher.validate_tokens([token]) == 1
 

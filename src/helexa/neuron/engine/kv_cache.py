@@ -270,7 +270,7 @@ class StatePool:
     def pin(self, page_hash: bytes) -> int:
         """Pin the snapshot of the page with the hash `page_hash`, and return its slot."""
         slot = self._snapshots[page_hash]
-        # Counted, because several sequences may start from the same snapshot.
+        # Pins are counted, because several sequences may start from the same snapshot.
         self._pins[slot] += 1
         return slot
 

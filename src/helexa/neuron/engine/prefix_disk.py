@@ -46,7 +46,7 @@ _SEGMENT_BYTES = 64 << 20
 _RESERVED_BYTES = 1 << 30  # disk space left free for other uses
 _MAX_AGE_SECS = 30 * 86400  # time without use after which a segment may be deleted
 _TOUCH_SECS = 60  # minimum time between two updates of a segment's modification time
-_RETRY_SECS = 600  # time without writing after an error of the disk; other programs fill disks for a while
+_RETRY_SECS = 600  # time without writing after a disk error, because a full disk may have free space again later
 _MOST_NAMES = 256
 _NAME = ".segment"
 
@@ -111,7 +111,7 @@ class PrefixDisk:
             if state.st_uid != os.geteuid() or state.st_mode & 0o022:
                 raise PermissionError(f"{folder} belongs to another user, or others can write to it; delete it")
         for segment in sorted(folder.glob(f"*{_NAME}")):
-            with suppress(OSError, struct.error):  # deleted or truncated in the meantime
+            with suppress(OSError, struct.error):  # the segment was deleted or truncated in the meantime
                 records = _records(segment)
                 self._index.update((key, record) for key, record in records if key != _NO_KEY)
                 # An old segment without records is deleted, because its engine was killed. If it is new, another
@@ -261,7 +261,7 @@ class PrefixDisk:
         path = self._folder / MODEL_FILE
         with path.open("a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
-            # With replacements, because a file name of a model may have bytes that are not UTF-8.
+            # A model's file name may contain bytes that are not UTF-8, which could not be written without replacement.
             model = self._model.encode("utf-8", "replace").decode()
             if model not in file.read().splitlines():
                 file.write(f"{model}\n")

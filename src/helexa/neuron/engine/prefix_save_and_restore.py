@@ -198,7 +198,7 @@ class PrefixStore:
             elif sequence.id not in self._stale:
                 self._insert(record)
         if self._held:
-            heartbeat.beat()  # a slow disk is no hang of the engine
+            heartbeat.beat()  # so that a slow disk does not count as a hang of the engine
             if time.monotonic() - self._heard > _SILENT_SECS:
                 _log.warning(
                     "disk with saved prompts does not respond seconds=%d; the prompts are computed again", _SILENT_SECS

@@ -59,7 +59,7 @@ def main() -> None:
         _log.exception("rank process ends rank=%d", arguments.rank)
         code = 1
     logging.shutdown()
-    os._exit(code)  # destroying a group in which another rank hangs would hang, too
+    os._exit(code)  # an orderly exit would wait for the other ranks, and hang if one of them hangs
 
 
 def _run(connection: socket.socket, memory_fd: int) -> None:

@@ -56,7 +56,7 @@ class LoadStage(msgspec.Struct, frozen=True, kw_only=True, tag="load_stage"):
 class StageGranted(msgspec.Struct, frozen=True, kw_only=True, tag="stage_granted"):
     """Stage -> engine: the memory that the stage's host grants."""
 
-    grant: MemoryGrant  # all stages later allocate the smallest of their grants (see `AllocateStage`)
+    grant: MemoryGrant  # the upper limits of this stage; `AllocateStage` has the final numbers
     page: int  # bytes of one KV page in the layers of this stage
     state: int  # bytes of the recurrent state of one sequence in the layers of this stage
 
@@ -64,7 +64,7 @@ class StageGranted(msgspec.Struct, frozen=True, kw_only=True, tag="stage_granted
 class AllocateStage(msgspec.Struct, frozen=True, tag="allocate_stage"):
     """Engine -> stage: allocate KV caches and buffers (reply: `RankAllocated`)."""
 
-    grant: MemoryGrant  # the smallest grant of all stages
+    grant: MemoryGrant  # the smallest number of pages, of sequences and of snapshots in the grants of all hosts
 
 
 class StageFailed(msgspec.Struct, frozen=True, tag="stage_failed"):

@@ -39,7 +39,7 @@ class HiddenRows(msgspec.Struct, frozen=True):
     # are summed for an embedding
     followers: Int32 | None = None
     alternatives: int = 0  # number of likeliest tokens to report with each log-probability
-    kept: bool = False  # whether a draft head needs the hidden states, and nothing else
+    kept: bool = False  # whether only a draft head needs the hidden states
     weights: Float32 | None = None  # float32 [count], factors of the summed hidden states; None for factors of 1
     takes_maximum: bool = False  # whether an embedding needs the maximum of the hidden states in place of their sum
 

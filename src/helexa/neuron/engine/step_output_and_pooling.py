@@ -214,7 +214,7 @@ class StepOutput:
     tokens: list[int]
     # log-probabilities of sampled tokens, by index in `tokens`, for rows that request them
     logprobs: dict[int, Logprob] = field(default_factory=dict[int, Logprob])
-    # float32 [H] (H: hidden size), the sum of hidden states, by sequence id, for embedding requests
+    # float32 [H] (H: hidden size), the sum or maximum of hidden states, by sequence id, for embedding requests
     hidden: dict[int, Float32] = field(default_factory=dict[int, Float32])
     # log-probabilities of prompt tokens that this step has computed, by sequence id, for requests that set
     # `prompt_logprobs`
@@ -261,7 +261,7 @@ class StepInFlight:
 
     sampled: Sampled | None = None  # the sampled tokens; None if the step samples no tokens
     logprobs: Logprobs | None = None  # log-probabilities of the sampled tokens; None if the step samples no tokens
-    # sums of hidden states for embeddings by sequence id, from `begin_sums`
+    # sums or maxima of hidden states for embeddings by sequence id, from `begin_sums`
     hidden: Mapping[int, Readback] = field(default_factory=dict[int, Readback])
     # log-probabilities of prompt tokens by sequence id, from `begin_scores`
     scores: Mapping[int, ScoresReadback] = field(default_factory=dict[int, ScoresReadback])

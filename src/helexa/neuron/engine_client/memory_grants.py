@@ -147,7 +147,7 @@ class MemoryGrants:
             self._holdings[pid].missing = shortfall * outstanding // max(total, 1)
 
     def missing(self, pid: int) -> int:
-        """Return the bytes that process `pid` missed at the last `observe`."""
+        """Return the missing bytes of the process `pid`, from the last call of `observe`."""
         holding = self._holdings.get(pid)
         return 0 if holding is None else holding.missing
 

@@ -22,7 +22,7 @@ def is_device_fault(error: BaseException) -> bool:
     return any(
         isinstance(link, tensors.AcceleratorError | OutOfStepError)
         or (type(link) is RuntimeError and str(link).startswith(_DEVICE_WORDS))
-        # The device's error is often only the `__cause__` of the error that was raised.
+        # The error of the device is often not `error` itself, but its `__cause__`.
         for link in _chain(error)
     )
 

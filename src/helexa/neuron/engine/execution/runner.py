@@ -104,8 +104,8 @@ class Runner:
             windows = zip(self._caches, model.windows(), strict=True)
             self._windowed = {id(cache) for cache, window in windows if window is not None}
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
-        # The largest step: its token budget or one token per sequence, with drafts for each sequence, and the rest of
-        # an image that must be computed in one step.
+        # Rows of the largest step: the token budget, or one token per sequence if this is more; plus drafts for each
+        # sequence; plus the rest of an image that must be computed in one step.
         rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences + request.image_rows
         width = min(-(-request.context // PAGE_SIZE) + 1, grant.pages)
         self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.fixed_addresses)
@@ -275,13 +275,13 @@ class Runner:
             processes.touch_caches()
         for cache in self._kv_caches():
             cache.zero_()
-            # Writing a large cache takes longer than the time after which the server kills a silent engine.
+            # Writing large caches may take longer than the time after which the server kills an engine as hung.
             heartbeat.beat()
 
     def clear(self, pages: list[int]) -> None:
         """Set the contents of KV pages and window pages to zero.
 
-        Numbers from the number of KV pages on stand for window pages (see `PagePool.parts`).
+        A number that is not smaller than the number of KV pages stands for a window page (see `PagePool.parts`).
         """
         # NaN in a page would affect later results even at masked positions.
         for processes in self._others:
@@ -372,7 +372,7 @@ class Runner:
             slot: a state slot whose contents are no longer needed; None for a model without recurrent layers.
         """
         if self.device.type == "cuda":
-            tensors.cuda.synchronize(self.device)  # the buffers may belong to a step in flight
+            tensors.cuda.synchronize(self.device)  # a step in flight may still use the input buffers
         page, window_page = parts[0], parts[-1] - self._pages
         logits = self.logits_of(
             StepInput(

@@ -13,8 +13,8 @@ class DeviceMemory:
     """The measured memory of steps on one GPU, in bytes."""
 
     weights: int  # bytes allocated for the weights
-    step: int  # allocated by the largest step, in addition to the weights and caches
-    free: int  # free memory, including the memory that the process holds
+    step: int  # bytes allocated by the largest step, in addition to the weights and caches
+    free: int  # bytes of free memory, including unused memory that torch has reserved for this process
 
 
 class StepMemory:

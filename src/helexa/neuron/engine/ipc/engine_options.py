@@ -32,7 +32,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Token budget of one step, shared by all sequences. Decoding sequences get one token each even beyond the budget.
     max_step_tokens: int = 512
     # Maximum prompt tokens in a step that also has decoding sequences; 0 for no limit. The engine uses fewer if the
-    # step would take much longer than decoding alone, because decoding waits for it.
+    # step would take much longer than decoding alone, because the decoding sequences wait for the end of the step.
     max_prefill_beside_decode: int = 128
     max_sequences: int = 64  # maximum number of sequences in one step
     max_waiting: int = 256  # maximum number of waiting sequences; further requests are rejected

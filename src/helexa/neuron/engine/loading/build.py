@@ -265,7 +265,7 @@ def build_part(
 
     def on_own_progress(done: int, total: int) -> None:
         if other_ranks is not None:
-            # A rank that has failed is then noticed before rank 0 has read all of its weights.
+            # This check finds a failed rank before rank 0 has read all of its weights.
             other_ranks.check()
         on_rank_progress(0, done)
 

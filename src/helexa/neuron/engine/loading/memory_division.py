@@ -52,7 +52,11 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
 
 
 def least_grant(grants: Sequence[tuple[MemoryGrant, int]]) -> MemoryGrant:
-    """Return a grant with the fewest pages, sequences and snapshots of all hosts."""
+    """Return a grant with the fewest pages, sequences and snapshots of all hosts.
+
+    Args:
+        grants: the grant of each host, and the bytes of one recurrent state in the layers of this host.
+    """
     return MemoryGrant(
         total=grants[0][0].total,
         pages=min(grant.pages for grant, _ in grants),

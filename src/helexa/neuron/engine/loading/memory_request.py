@@ -23,7 +23,7 @@ _CONTEXTS = 4  # number of full contexts in the KV cache of a CPU engine, if mem
 # Maximum part of the memory after weights, steps and states that the KV cache takes. It is smaller on CPUs, because
 # other programs use the same memory.
 _SHARE, _CUDA_SHARE = 0.25, 0.8
-_MOST_PAGES = 1 << 30
+_MOST_PAGES = 1 << 30  # requested by a stage without KV pages, so that this stage does not limit the other stages
 _SNAPSHOT_PART = 8  # snapshots get free memory divided by this number
 _MOST_SNAPSHOTS = 4096
 
@@ -124,7 +124,7 @@ def least_free(own: int, devices: Sequence[str], readings: "Sequence[DeviceHealt
 
 
 def usable_memory(device: Device, options: EngineOptions) -> int:
-    """Return `free_memory` for a memory request, within `options.memory_limit_mb`."""
+    """Return the free bytes of `device`, at most those of `options.memory_limit_mb`."""
     free = free_memory(device, options)
     return min(free, options.memory_limit_mb * 2**20 or free)
 

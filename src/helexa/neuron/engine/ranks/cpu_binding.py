@@ -85,7 +85,8 @@ def threads_of_rank(options: EngineOptions, rank: int) -> int:
     # A rank that is bound to CPUs uses their cores. Otherwise the ranks share all cores evenly.
     own = cpus_for(options, rank)
     threads = physical_cores(own) if own else physical_cores() // options.tensor_parallel
-    # The operating system stops all threads of a container that has used up its CPU time.
+    # More threads than the CPU limit of a container would be slower, because the operating system stops all threads of
+    # a container that has used up its CPU time.
     limit = cpu_limit()
     if limit is not None:
         threads = min(threads, math.ceil(limit / options.tensor_parallel))

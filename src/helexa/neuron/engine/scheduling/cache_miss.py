@@ -37,7 +37,8 @@ class RecentPrompts:
     def explain(self, sequence: Sequence) -> PrefixMiss | None:
         """Return why a starting sequence must compute many tokens again; else None.
 
-        Many means at least `LEAST_MISSED` tokens that a similar earlier prompt has in common with this prompt.
+        The prompt is compared with the most similar earlier prompt of the same principal. Many means at least
+        `LEAST_MISSED` tokens: either of the common beginning, which is no longer cached, or after the first difference.
         """
         length, cached = len(sequence.tokens), sequence.computed
         if length - cached < LEAST_MISSED or not self._memory.may_reuse(sequence):

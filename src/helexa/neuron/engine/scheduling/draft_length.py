@@ -254,7 +254,7 @@ class DraftGate:
         self._sequences = 1  # number of decoding sequences in the last step
         self._in_a_row = 0  # number of steps since the last step without drafts
         self._rejected = 0  # number of verifications in a row without an accepted draft
-        self._rest, self._next_rest = 0, _FIRST_REST  # in steps
+        self._rest, self._next_rest = 0, _FIRST_REST  # steps left in the current rest, and steps of the next rest
         self.gain = 1.0  # estimated tokens per second in the last decode steps, divided by those without drafts
 
     @property
@@ -263,7 +263,7 @@ class DraftGate:
         return self._rest > 0
 
     def choose(self, candidates: Collection[Candidate], rows: int) -> tuple[int, list[ModelDrafter]]:
-        """Return the number of drafts per sequence, and the sequences that draft.
+        """Return the number of drafts per sequence, and the drafters that draft.
 
         Args:
             candidates: the sequences that may draft.

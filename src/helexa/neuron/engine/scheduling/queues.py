@@ -126,7 +126,7 @@ class Queues:
         self.waiting.append_left(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Remove a running sequence and free its pages, which stay in the prefix cache."""
+        """Remove a running sequence and free its pages. The prefix cache keeps full pages."""
         del self.running[sequence.id]
         self.clear_suspicion(sequence)
         self.memory.release(sequence)

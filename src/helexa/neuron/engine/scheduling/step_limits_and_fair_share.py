@@ -231,6 +231,7 @@ class StepController:
         fair_rows = lightest * len(sequence_counts)
         heavy = self._heavy = frozenset(principal for principal, count in sequence_counts.items() if count > lightest)
         fair_seconds = self._fair_seconds = self._cost.decode(fair_rows) if self._cost.knows_rows else None
+        # A fair step measures the duration of fair steps, or compensates excess time.
         if self._step % _FAIR_STEP_EVERY == 0 or self._overrun > 0:
             return StepLimits(fair_rows, heavy)
         light_step = self._step % _LIGHT_STEP_EVERY == 0
