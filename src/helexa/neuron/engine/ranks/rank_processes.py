@@ -74,7 +74,7 @@ def end_engine(message: str) -> None:
     """End this engine process, because the process of a rank ended."""
     _log.error("engine ends error=%s", quoted(message))
     logging.shutdown()
-    # No orderly exit: the main thread may wait in an exchange for the rank that ended.
+    # An orderly exit could hang, because the main thread may wait in an exchange for the rank that ended.
     os._exit(1)
 
 

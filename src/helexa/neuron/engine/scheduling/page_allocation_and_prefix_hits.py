@@ -254,10 +254,10 @@ class Memory:
         return min(count, self._next_mark(sequence) - sequence.computed)
 
     def place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
-        """Reserve a slot for a snapshot at position `end`; None if none is taken there."""
+        """Reserve a slot for a snapshot at position `end`; None if no snapshot is taken."""
         if self._states is None or end % self._pages.page_size:
             return None
-        # In the output, a snapshot is taken at the end of each page.
+        # In a prompt, snapshots are taken only at certain positions, but in the output at the end of each page.
         if not sequence.decoding and end != self._next_mark(sequence):
             return None
         if sequence.tokens[end - 1] >= 0:  # otherwise the token, and so the page hash, is not known yet
