@@ -250,7 +250,7 @@ class StatePool:
         self._live.append(slot)
 
     def longest(self, chain: list[bytes], pages: int) -> int:
-        """Return the length in pages of the longest prefix with a snapshot at its end, or 0.
+        """Return the page count of the longest prefix that ends with a snapshot, or 0.
 
         Args:
             chain: hash chain of the prompt (see `extend_chain`).
@@ -275,7 +275,7 @@ class StatePool:
         return slot
 
     def unpin(self, slot: int) -> None:
-        """Remove one pin of `slot`, because the copy from it is planned or no longer needed.
+        """Remove one pin of `slot`. The copy from it must be planned or no longer needed.
 
         Afterwards, a step that is planned later, or the same step after this copy, may overwrite the slot.
         """

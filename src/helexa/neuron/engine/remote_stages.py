@@ -83,7 +83,10 @@ def divide_layers(layer_bytes: Sequence[int], first_bytes: int, free_bytes: Sequ
 
     @cache
     def best(host: int, start: int) -> tuple[float, tuple[int, ...]]:
-        """Return the fullness of the fullest host from `host` on, and the ends of their layers."""
+        """Divide the layers from `start` on among the hosts from `host` on.
+
+        Return the fullness of the fullest of these hosts, and the end of the layers of each host.
+        """
         if host == hosts - 1:
             return fullness(host, start, layers), (layers,)
         candidates = []

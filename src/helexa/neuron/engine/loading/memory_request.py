@@ -130,7 +130,7 @@ def usable_memory(device: Device, options: EngineOptions) -> int:
 
 
 def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
-    """Return the bytes of the largest step, without the bytes that `_attention` returns."""
+    """Return the bytes of the largest step, without those that `_attention` returns."""
     partials = max(ops.partials_bytes(options.max_sequences, *shape) for shape in estimate.shapes)
     return (
         _RUNTIME + rows * 4 * (3 * estimate.widest + 6 * estimate.hidden) + _logits(estimate, options, ops) + partials

@@ -99,7 +99,7 @@ class RecentPrompts:
 
 
 def _marked(sequence: Sequence) -> Int32:
-    """Return the prompt, int32 [n], with a digest in place of the first token of an image."""
+    """Return the prompt, int32 [n], with a digest as the first token of each image."""
     tokens = array("i", sequence.request.prompt)
     if sequence.images is not None:
         for image_range in sequence.images.ranges:
