@@ -108,7 +108,7 @@ def test_gateway_exits_with_one_line_if_a_certificate_does_not_match_its_key(gat
     _, key = write_certificate(tmp_path / "second")
     url = f"postgresql://me:pa55@127.0.0.1:9/x?sslmode=require&sslcert={certificate}&sslkey={key}"
     line = failure(EX_CONFIG, *GATEWAYS[0], "-c", gateway, CORTEX_LEDGER__URL=url)
-    problem = f"the certificate does not match its key {key}; change sslcert and sslkey in ledger.url"
+    problem = f"the certificate does not match its key {key}; check sslcert, sslkey and sslrootcert in ledger.url"
     assert line.endswith(f": {certificate}: {problem}\n")
     key.unlink()
     line = failure(EX_CONFIG, *GATEWAYS[0], "-c", gateway, CORTEX_LEDGER__URL=url)

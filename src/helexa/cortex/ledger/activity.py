@@ -1,4 +1,4 @@
-"""What users read in the ledger: finished requests, and sums of charged tokens."""
+"""The activity log (one row per finished request), and sums of charged tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from helexa.cortex.ledger.storage.database import Args, Database, Step, are_plai
 MAX_ROWS = 10_000
 _TRIM_INTERVAL_ROWS = 500
 _MAX_PAGE_ROWS = 1000
-_MAX_INTEGER = 1 << 53  # integers up to here are exact in JSON, and times in milliseconds are smaller
+_MAX_INTEGER = 1 << 53  # JSON readers keep integers exact up to 2^53; Unix times in milliseconds are smaller
 
 GROUPS = ("day", "hour", "account_id", "key_id", "model")
 FILTERS = ("account_id", "key_id", "model")
@@ -27,7 +27,7 @@ _CHARGED = "state IN ('settled', 'orphaned')"
 
 @dataclass(slots=True)
 class Activity:
-    """One finished request."""
+    """A row of the activity log: one finished request."""
 
     request_id: str
     started_ms: int  # start of the request in Unix milliseconds
@@ -65,9 +65,9 @@ _FILTERS = ("account_id", "key_id", "model", "node", "status")
 
 
 class ActivityLog:
-    """Queues rows of the activity log, and trims its table to `MAX_ROWS` rows.
+    """Queues rows of the activity log, and limits its table to `MAX_ROWS` rows.
 
-    If `MAX_ROWS` rows are already queued, new rows are dropped and counted.
+    If `MAX_ROWS` rows are already queued, new rows are dropped, and `dropped` counts them.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ async def recent(
         ValueError: `filters` has a name other than these five.
     """
     if unknown_filters := filters.keys() - set(_FILTERS):
-        raise ValueError(f"no such filter: {', '.join(sorted(unknown_filters))}")
+        raise ValueError(f"no such filter: {', '.join(sorted(unknown_filters))}; use {', '.join(_FILTERS)}")
     args: list[str | int] = [min(max(1, limit), _MAX_PAGE_ROWS)]
     conditions: list[str] = []
     for condition, value in [("id <", before), *((f"{name} =", value) for name, value in filters.items())]:
@@ -123,7 +123,7 @@ async def recent(
 
 
 def _row(activity: Activity) -> Args:
-    # Fast path: nearly all rows need no change, and these calls check a whole row at once.
+    # Fast path: nearly all rows can be stored unchanged, and one check of the whole row is faster than one per value.
     texts, numbers = [*filter(None, _texts(activity))], _numbers(activity)
     if are_plain(texts) and min(numbers) >= 0 and max(numbers) <= _MAX_INTEGER:
         return _values(activity)
@@ -142,22 +142,26 @@ def _row(activity: Activity) -> Args:
 async def charges(
     database: Database, days: range, groups: Sequence[str], **filters: str | None
 ) -> list[dict[str, Any]]:
-    """Return sums of charges in ascending order of `groups`.
+    """Return sums of charged tokens by group, in ascending order of `groups`.
 
     A row has the values of `groups`, the number of charged requests (`requests`), sums of tokens (`prompt`,
-    `completion`, `cached`, `charged`), and the number of requests whose charge is `estimated`. If there are more than
-    `MAX_CHARGE_ROWS` rows, stop early.
+    `completion`, `cached`, `charged`), and the number of requests whose tokens the gateway estimated (`estimated`).
+    Once there are more than `MAX_CHARGE_ROWS` rows, the later days are left out.
 
     Args:
         days: the UTC days to include, in days since 1970-01-01.
-        groups: names out of `GROUPS`. An hour is the time of its beginning, as in `2026-11-28T05:00:00Z`.
+        groups: names from `GROUPS`. The value of `hour` is the time at which the hour begins, for example
+            `2026-11-28T05:00:00Z`.
         **filters: required values of `account_id`, `key_id` or `model`; None disables a filter.
 
     Raises:
         ValueError: `groups` or `filters` has an unknown name.
     """
     if unknown := {*groups} - {*GROUPS} | filters.keys() - {*FILTERS}:
-        raise ValueError(f"unknown names: {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"unknown groups or filters: {', '.join(sorted(unknown))}; "
+            f"use the groups {', '.join(GROUPS)} and the filters {', '.join(FILTERS)}"
+        )
     columns = [name for name in groups if name != "day"]
     expressions = [f"reserved_ms / {_HOUR_MS} AS hour" if name == "hour" else name for name in columns]
     wanted = [(name, value) for name, value in filters.items() if value is not None]
@@ -170,7 +174,7 @@ async def charges(
     if columns:
         statement += f" GROUP BY {', '.join(columns)}"
     totals: dict[tuple[str, ...], list[int]] = {}
-    for day in days:  # one query per day, so that other queries need not wait for a long one
+    for day in days:  # one query per day, so that other queries do not wait for one long query
         bounds = (day * _DAY_MS, (day + 1) * _DAY_MS)
         for row in await database.fetch(statement, *bounds, *(value for _, value in wanted)):
             if row["requests"]:
@@ -183,7 +187,7 @@ async def charges(
 
 
 def _value(row: Mapping[str, Any], name: str) -> str:
-    """Return the value of a group's column; an hour as the time of its beginning."""
+    """Return a row's value of the group `name`; for `hour`, when the hour begins."""
     if name != "hour":
         return row[name]
     return datetime.fromtimestamp(row["hour"] * _HOUR_MS / 1000, UTC).strftime("%Y-%m-%dT%H:00:00Z")

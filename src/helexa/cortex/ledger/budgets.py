@@ -1,7 +1,8 @@
 """One gateway's budgets in memory: leases, open reservations, unwritten rows.
 
-A lease holds tokens of an API key's budget that the gateway has taken from the database in advance. A change is made in
-memory first, and the next batch writes it to the database. Batches are written in order, and each batch exactly once.
+A lease holds tokens of an API key's budget that the gateway has taken from the database in advance. Reservations and
+charges first change the memory of the gateway. A batch is a transaction that writes all changes since the previous
+batch to the database. Batches are written in order, and each batch exactly once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,10 +55,10 @@ OPENED: Literal["opened"] = "opened"
 CLOSED: Literal["closed"] = "closed"
 
 Record = list[Any]
-"""A line of the write-ahead log, in one of two formats:
+"""A record of the write-ahead log: a list with the items of one of these two lines.
 
 * `opened`, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms
-* `closed`, seq, key_id, window_id, total tokens spent by the lease, then the columns that `CLOSE_ENTRY` sets
+* `closed`, seq, key_id, window_id, total tokens spent from the lease, then the columns that `CLOSE_ENTRY` sets
 """
 
 _OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)
@@ -68,22 +69,25 @@ _DELETE_LEASE = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gat
 
 
 def opening(gateway: int, *values: Any) -> Args:
-    """Return the database row of a budget's open reservation (for `ADD_ENTRY`)."""
+    """Return the arguments of `ADD_ENTRY` for a reservation that has not ended.
+
+    `values` are the values of the columns from `seq` to `reserved_ms`.
+    """
     return (gateway, *values, *_OPEN)
 
 
 def closed(row: Args, columns: Args) -> Args:
-    """Return the row of a reservation that ended before its open row was written.
+    """Return the arguments of `ADD_ENTRY` for a reservation that has already ended.
 
     Args:
-        row: the row of the open reservation, as returned by `opening`.
+        row: the arguments that `opening` returned for the reservation, and that were not written yet.
         columns: the values of the columns from `state` to `closed_ms`.
     """
     return (*row[: -len(_OPEN)], *columns)
 
 
 class Budgets:
-    """Leases and reservations of one gateway."""
+    """Leases and reservations of one gateway, in memory."""
 
     def __init__(self, gateway: int) -> None:
         self.gateway = gateway
@@ -94,21 +98,21 @@ class Budgets:
         self._current: dict[str, Lease] = {}  # by key id: the lease of the key's newest window
         self._seq = 0
         self._changed: set[Lease] = set()
-        self._opened: dict[int, Args] = {}  # by seq: rows that are not written yet
+        self._opened: dict[int, Args] = {}  # unwritten rows of new reservations, by sequence number
         self._rows: dict[str, list[Args]] = {CLOSE_ENTRY: [], SPEND: [], _DELETE_LEASE: []}
 
     def admit(
         self, request: ReservationRequest, now: float, close: Callable[[Closing], None]
     ) -> tuple[Reservation, Record] | None:
-        """Reserve tokens of the key's lease in memory, if it has enough free tokens.
+        """Reserve tokens from the key's lease in memory, if the lease has enough.
 
         Returns:
-            The reservation and its record for the write-ahead log, or None if the free tokens do not suffice. The
-            reservation calls `close` when it is settled or released.
+            The reservation and its record for the write-ahead log, or None if the key has no valid lease with enough
+            free tokens. The reservation calls `close` when it is settled or released.
         """
         principal = request.principal
         lease = self._current.get(principal.key_id)
-        # If the lease is missing or has too few tokens, the database must extend it first.
+        # Without a valid lease that has enough tokens, the caller must first take tokens from the database.
         if lease is None or not lease.has(principal, request.tokens, now):
             return None
         self._seq += 1
@@ -130,7 +134,7 @@ class Budgets:
         return reservation, [OPENED, *values]
 
     def close(self, closing: Closing, now: float) -> Record:
-        """Settle or release a reservation in memory; return the record for the log."""
+        """Settle or release a reservation in memory; return its write-ahead record."""
         reservation = closing.reservation
         lease, seq = reservation.lease, reservation.seq
         del self.open[seq]
@@ -140,13 +144,14 @@ class Budgets:
         if (lease.granted, lease.spent) != before_settling:
             self._changed.add(lease)
         columns = (closing.state, *closing.values(now))
-        # If the database has no row yet, one INSERT of the closed row replaces an INSERT and an UPDATE.
+        # If the reservation's row is not written yet, one INSERT of the final row replaces an INSERT and an UPDATE.
         unwritten_row = self._opened.get(seq)
         if unwritten_row is not None:
             self._opened[seq] = closed(unwritten_row, columns)
         else:
             self._rows[CLOSE_ENTRY].append((self.gateway, seq, *columns))
-        # The record has the lease's total instead of a difference, so applying it twice changes nothing more.
+        # The record holds the lease's total of spent tokens, not the increase, so replaying the record twice after a
+        # crash does not charge twice.
         return [CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
@@ -157,7 +162,7 @@ class Budgets:
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 
     def tidy(self, now: float) -> None:
-        """Give unused tokens of idle leases back, and delete unused leases.
+        """Give free tokens of idle leases back to the budgets; delete unused leases.
 
         A lease without reservations is deleted if it was idle for `UNUSED_SECS` or if its budget window has ended.
         """
@@ -172,17 +177,17 @@ class Budgets:
                 self._changed.add(lease)
 
     def next_batch(self, extra_steps: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
-        """Return the next batch: its guard statement and its SQL steps with `extra_steps`.
+        """Return the next batch: a guard statement, and the SQL steps with `extra_steps`.
 
         The guard statement stores the batch's number in the database. If the number is already stored, the guard
-        changes no row, and the steps are not run: a batch that is sent twice is written once.
+        changes no row, and the database skips the steps. Therefore a batch that is sent twice is written once.
         """
         self.batch += 1
         lowest_open_seq = next(iter(self.open), self._seq + 1)
         leases = sorted(
             (lease.key_id, lease.window_id, self.gateway, lease.granted, lease.spent) for lease in self._changed
         )
-        # All gateways lock rows in this order, which prevents deadlocks.
+        # All gateways lock the rows of windows in the same order (by key and window), which prevents deadlocks.
         self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)
         steps: list[Step] = [(_UPDATE_LEASE, leases)] if leases else []
         if self._opened:
@@ -209,7 +214,7 @@ class Budgets:
         if self._current.get(lease.key_id) is lease:
             del self._current[lease.key_id]
         self._changed.discard(lease)
-        # The budget window keeps the spent tokens of the deleted lease.
+        # The tokens spent from the lease stay counted: the batch adds them to the budget window.
         if lease.spent:
             self._rows[SPEND].append((*lease_key, lease.spent))
         self._rows[_DELETE_LEASE].append((*lease_key, self.gateway))

@@ -1,7 +1,7 @@
 """Gateways that share a database: registration, leases, and retirement.
 
-A lease holds tokens that one gateway has taken in advance from a key's budget window. All transactions lock rows in
-the same order: first the row of the gateway, then the rows of windows, sorted by key.
+A lease holds tokens that one gateway has taken in advance from a key's budget window. To prevent deadlocks, all
+transactions lock rows in the same order: first the row of the gateway, then the rows of windows, sorted by key.
 """
 
 import logging
@@ -15,7 +15,8 @@ from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
 
-# This statement locks the key in SQLite and in PostgreSQL: it inserts the balance row or updates it without a change.
+# Locks a key until the transaction ends, in SQLite and in PostgreSQL. The statement inserts the key's row with window id
+# 0, or updates this row without a change.
 _LOCK_KEY = (
     "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, 0, 0) "
     "ON CONFLICT (key_id, window_id) DO UPDATE SET spent = windows.spent"
@@ -229,7 +230,7 @@ class DeadGatewayDetector:
             now: seconds of a monotonic clock.
         """
         if now - self._last_check >= self._dead_after_secs:
-            self._last_batches = {}  # this gateway was suspended since its last check; the others may have been, too
+            self._last_batches = {}  # this gateway was suspended, and the others may have been, too
         self._last_check = now
         last_batches: dict[int, tuple[int, float]] = {}
         for id, batch in gateways:

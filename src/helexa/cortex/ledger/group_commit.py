@@ -31,14 +31,15 @@ T = TypeVar("T")
 
 _MAX_BATCH_REQUESTS = 512
 _SETTLE_TIMEOUT_SECS = 5.0  # a settlement waits at most this long for an unavailable database
-_ACTIVITY_BATCH_ROWS = 256  # fewer rows of the activity log wait for the next periodic batch
-_LEDGER_BATCH_ROWS = 1000  # with a write-ahead log, fewer rows of the ledger wait for the next periodic batch
-_MAX_UNWRITTEN_ROWS = 10_000  # with more unwritten rows of the ledger, each request waits for the database
+_ACTIVITY_BATCH_ROWS = 256  # this many rows of the activity log are written at once, fewer with the next periodic batch
+# With a write-ahead log: this many rows of reservations are written at once, fewer with the next periodic batch.
+_LEDGER_BATCH_ROWS = 1000
+_MAX_UNWRITTEN_ROWS = 10_000  # with this many unwritten rows of reservations, each new request waits for the database
 
 
 @dataclass
 class _Batch:
-    """The requests that wait for the next write, because the log lacks their changes."""
+    """Requests that wait for the database because the write-ahead log lacks them."""
 
     # requests whose reservations the next write makes durable
     opened: list[tuple[PendingReservation, Reservation]] = field(default_factory=list)
@@ -107,7 +108,7 @@ class GroupCommit:
             self._wal.start_batch(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, request: ReservationRequest) -> Reservation | None:
-        """Reserve tokens without the database; None if the caller must use `enqueue`."""
+        """Reserve tokens without the database; return None if `enqueue` is needed."""
         if self._wal is None or not self._wal.complete:
             return None
         # Requests that wait for the database must not be overtaken, and the next batch must not grow without limit.
@@ -137,7 +138,10 @@ class GroupCommit:
             self._wake.set()
 
     def close(self, closing: Closing) -> None:
-        """Settle or release a reservation: at once with a log, else in the next batch."""
+        """Settle or release a reservation, at once if the write-ahead log records it.
+
+        Otherwise, the next batch writes the settlement or release, and then wakes the callers of `closing.finished`.
+        """
         if self._ended:
             closing.finish()
             return
@@ -158,7 +162,10 @@ class GroupCommit:
             await flushed
 
     async def probe(self) -> str | None:
-        """Return why the database cannot be written, or None. If unknown, test a write."""
+        """Return why the database cannot be written, or None if it can be written.
+
+        If the last successful write is older than about a second, write a batch first to find out.
+        """
         if self.retry.problem is None and not self.retry.fresh and not self._ended:
             flushed = self._next_flush()
             self.wake(beat=True)
@@ -171,7 +178,7 @@ class GroupCommit:
         Args:
             tidy: also write the activity log, and give unused tokens of idle leases back to the keys' budgets.
             beat: write a batch even if it is empty, as a heartbeat of this gateway.
-            end: accept no new reservations, and let `run` return when all work is written.
+            end: accept no new reservations, and let `run` return when all changes are written.
         """
         self._tidy_due |= tidy
         self._heartbeat_due |= beat
@@ -238,13 +245,14 @@ class GroupCommit:
             raise
         finally:
             self._extending = set()
-        # The previous registration was retired, which charged these reservations in full.
+        # These reservations belong to an earlier registration of this gateway. When that registration was retired, they
+        # were charged in full.
         for closing in previous.closings:
             await self._amend(closing, previous)
         self._resolve(flushes)
 
     def _settle(self, closing: Closing, now: float) -> bool:
-        """Settle or release a reservation in memory; return whether the log recorded this."""
+        """Settle or release in memory; return whether the write-ahead log recorded it."""
         if closing.applied:
             return False
         closing.applied = True
@@ -257,12 +265,12 @@ class GroupCommit:
         return self._wal is not None and self._wal.add(record)
 
     def _open(self, batch: _Batch, pending: PendingReservation, now: float) -> bool:
-        """Reserve tokens of the key's lease; return False if the lease has too few."""
+        """Reserve tokens from the key's lease; return False if the lease has too few."""
         admission = self.budgets.admit(pending.request, now, self.close)
         if admission is None:
             return False
         reservation, record = admission
-        # A reservation in the write-ahead log is granted at once. Without a log, it is granted with the batch.
+        # A reservation in the write-ahead log is granted at once. Otherwise, it is granted when the batch is written.
         if self._log(record):
             pending.grant(reservation)
         else:
@@ -279,13 +287,14 @@ class GroupCommit:
             principal = pending.request.principal
             waiting = batch.uncovered.get(principal.key_id, [])
             if waiting and waiting[0].request.principal != principal:
-                deferred.append(pending)  # the key was changed in between: each transaction handles one cap per key
+                # The key's settings changed between these two requests. A transaction can apply only one cap per key.
+                deferred.append(pending)
                 continue
             try:
-                # After one request that does not fit, later ones of its key wait, too: they must not overtake it.
+                # If an earlier request of the key waits for a larger lease, this request must not overtake it.
                 is_open = not waiting and self._open(batch, pending, now)
             except Exception:
-                # This request and the deferred ones are in no list that `_commit` rejects.
+                # `_commit` rejects only the requests in `batch`, which does not contain these requests yet.
                 reject([pending, *deferred])
                 raise
             if not is_open:
@@ -295,10 +304,11 @@ class GroupCommit:
     async def _extend_leases(self, batch: _Batch, now: float) -> None:
         """Extend the leases of the keys in `uncovered`; open or reject their reservations."""
         self._extending = set(batch.uncovered)
-        # A lease may only be extended if all its changes are durable. With the log, they are, unless the log is full.
+        # Before a lease is extended, all its changes must be durable. Changes in the write-ahead log are durable; the
+        # changes in `opened` and `closings` are not in the log, and must first be written to the database.
         if self._wal is None or batch.opened or batch.closings:
             await self._write(batch, now)
-        budgets = self.budgets  # the write may have registered this gateway again
+        budgets = self.budgets  # read after the write, which may have replaced `self.budgets`
         waiting = {
             key: [pending for pending in requests if pending.waiting] for key, requests in batch.uncovered.items()
         }
@@ -329,7 +339,9 @@ class GroupCommit:
             log.exception("unexpected error while writing a batch of the ledger; its requests get 503")
             written = False
         if not written:
-            log.warning("gateway registers again in the ledger; its open reservations will be closed one by one")
+            log.warning(
+                "gateway registers again in the ledger; open reservations are charged in full until their requests end"
+            )
             batch.reject()
             batch.opened = []  # the database has no rows of these reservations
             await self._retry_until_done(self._rejoin, batch)
@@ -356,7 +368,9 @@ class GroupCommit:
             if await self._database.write(guard, steps):
                 return True
             rows = await self._database.fetch("SELECT batch FROM gateways WHERE id = $1", budgets.gateway)
-            return bool(rows) and rows[0]["batch"] == budgets.batch  # an earlier attempt was committed
+            return (
+                bool(rows) and rows[0]["batch"] == budgets.batch
+            )  # an earlier attempt was committed, but its answer was lost
 
         written = await self._retry_until_done(write, batch, retried=DatabaseError)
         if written and self._wal is not None:
@@ -368,17 +382,18 @@ class GroupCommit:
     ) -> T:
         """Retry `work` until it succeeds.
 
-        When an attempt fails, all waiting reservations are rejected. If the database is unavailable for long, the
-        callers of settlements are woken, and the settlements are written later.
+        When an attempt fails, all waiting reservations are rejected. After `_SETTLE_TIMEOUT_SECS` of failures, the
+        callers that wait for settlements are woken, and the settlements are written later.
 
         Args:
+            batch: the reservations to reject and the settlements whose callers wait.
             retried: exception type after which `work` is repeated; other exceptions are raised.
         """
 
         def failed(away_secs: float) -> None:
             batch.reject()
             self._release_callers()
-            # Clients wait for the settlement before they get their last bytes.
+            # A client gets the last bytes of its response only after the settlement, so the wait must end.
             if away_secs > _SETTLE_TIMEOUT_SECS:
                 finish([*batch.closings, *self._closings])
 
@@ -397,7 +412,7 @@ class GroupCommit:
         await self.join()
 
     async def _amend(self, closing: Closing, batch: _Batch) -> None:
-        """Close a reservation of this gateway's previous id."""
+        """Correct the charge of a reservation made under this gateway's previous id."""
 
         async def amend() -> None:
             async with self._database.transaction() as sql:
@@ -410,7 +425,7 @@ class GroupCommit:
         closing.finish()
 
     def _next_flush(self) -> asyncio.Future[None]:
-        """Return a future that is resolved by the next batch, or by its failure."""
+        """Return a future that is resolved when the next batch is written or fails."""
         flush: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flushes.append(flush)
         return flush
@@ -440,6 +455,6 @@ def reject(reservations: Iterable[PendingReservation]) -> None:
 
 
 def finish(closings: Iterable[Closing]) -> None:
-    """Wake all callers that wait for a commit of the closings in `closings`."""
+    """Wake all callers that wait for these settlements and releases."""
     for closing in closings:
         closing.finish()

@@ -34,13 +34,13 @@ _HINT_CHARS = len(TOKEN_PREFIX) + 4
 
 
 class _Store(ABC, Generic[T]):
-    """Rows that any gateway may change, with a counter of the changes.
+    """A table that any gateway may change, with a counter of the changes.
 
     All methods raise `DatabaseError` when the database does not answer.
     """
 
-    rows: ClassVar[str]  # name of the rows in log messages, and of their counter's table
-    poll_secs: ClassVar[float]  # interval in which `watching` reads the counter
+    rows: ClassVar[str]  # plural noun for the rows, for log messages; the counter's table is named after its singular
+    poll_secs: ClassVar[float]  # seconds between two reads of the counter by `watching`
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class _Store(ABC, Generic[T]):
         As long as the database does not answer, the last known rows remain in use.
         """
         await self.refresh()
-        # If this task ended, revoked keys would stay valid, so it continues after any exception.
+        # `repeat` continues after any exception: if this task ended, revoked keys would stay valid.
         task = asyncio.create_task(repeat(self.refresh, self.poll_secs, f"changes of {self.rows} cannot be read"))
         try:
             yield
@@ -213,7 +213,7 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True)
 class Invitation:
-    """In the ledger: the permission for one node to join, for a limited time."""
+    """Permission for one node to join the gateway, for a limited time."""
 
     digest: bytes = field(repr=False)  # SHA-256 of the token
     hint: str  # first characters of the token, for logs
@@ -225,7 +225,7 @@ class Invitation:
 
 @dataclass(frozen=True)
 class JoinedNode:
-    """In the ledger: a node that joined with an invitation."""
+    """A node that joined the gateway with an invitation."""
 
     name: str
     endpoint: str
@@ -315,7 +315,7 @@ class NodeStore(_Store[JoinedNode]):
 
 
 def invalid_invitation() -> ApiError:
-    """Return the ledger's 403 error for a wrong, used or expired join token."""
+    """Return the 403 error for a wrong, used or expired join token."""
     message = "the token is wrong, used or expired; create a new one with `cortex nodes invite`"
     return ApiError(403, "invalid_invitation", message, param="token")
 

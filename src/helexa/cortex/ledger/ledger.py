@@ -63,12 +63,12 @@ class Ledger:
         self._group_commit = GroupCommit(self._database, self._clock, socket.gethostname(), database_path)
         if database_path is not None:  # no other gateway uses this database
             await catch_up(database_path, self._database)
-            # Gateways that are still registered have crashed.
+            # No other gateway uses this database, so a registration that is still present is from a crashed gateway.
             await gateways.retire_all(self._database, await gateways.present(self._database), self._clock())
         await self._group_commit.join()
         self._tasks = [asyncio.create_task(self._group_commit.run()), asyncio.create_task(self._keep_tidy())]
         if database_path is None:
-            watch_loop = repeat(self._watch_gateways, self._heartbeat_secs, "the gateways cannot be read")
+            watch_loop = repeat(self._watch_gateways, self._heartbeat_secs, "the list of gateways cannot be read")
             self._tasks.append(asyncio.create_task(watch_loop))
 
     async def close(self) -> None:
@@ -82,7 +82,9 @@ class Ledger:
             async with asyncio.timeout(_CLOSE_SECS):
                 # The time limit must not cancel a commit that is running.
                 await asyncio.shield(self._tasks[0])
-                if not self._group_commit.clean:  # this gateway stays registered, and the next start retires it
+                if (
+                    not self._group_commit.clean
+                ):  # stay registered: the gateway's retirement will charge its open reservations
                     raise DatabaseError("the ledger stopped before it had written all changes; see the gateway's log")
                 budgets = self._group_commit.budgets
                 await gateways.retire_all(self._database, [(budgets.gateway, budgets.batch)], self._clock())
@@ -99,7 +101,7 @@ class Ledger:
 
     @property
     def available(self) -> bool:
-        """True if the last write to the database succeeded, or if there was none."""
+        """True if the last write to the database succeeded, or if none was tried."""
         return self._group_commit.retry.problem is None
 
     async def writable(self) -> bool:
@@ -143,7 +145,7 @@ class Ledger:
         try:
             return await future
         except asyncio.CancelledError:
-            if not future.cancelled() and future.exception() is None:  # granted just before the cancellation
+            if not future.cancelled() and future.exception() is None:  # granted just before the caller was canceled
                 future.result().abandon()
             raise
 
@@ -154,8 +156,10 @@ class Ledger:
     async def flush(self) -> None:
         """Write all pending changes to the database, so that queries include them.
 
-        If the database fails, the method returns without an error. If gateways share the database, it does nothing: all
-        reservations are then already in the database, but the newest rows of the activity log may be missing.
+        If the database fails, the method returns without an error.
+
+        If several gateways share the database, the method does nothing. In this case, each reservation is in the
+        database before it is granted. Queries may still lack the newest rows of the activity log.
         """
         await self._group_commit.flush()
 
@@ -172,7 +176,7 @@ class Ledger:
         return await charges(self._database, days, groups, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
-        """Return the key's spent tokens in its window, and the tokens that leases hold."""
+        """Return the key's tokens in its budget window: spent, and held by leases."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
 

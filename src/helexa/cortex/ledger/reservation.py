@@ -69,8 +69,8 @@ class Lease:
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
-            # A response longer than its reservation puts the lease into debt, which tokens that become free reduce
-            # first.
+            # If a response was longer than its reservation, the missing tokens are granted as debt. Tokens that become
+            # free later reduce the debt first.
             shortfall = self.spent + self.reserved - self.granted
             adjustment = shortfall if shortfall > 0 else -min(self.debt, -shortfall)
             self.granted += adjustment
@@ -79,7 +79,8 @@ class Lease:
 
 def latest_begin(now: float) -> int:
     """Return the largest id of a rolling window that counts as begun at `now`."""
-    # A window with a larger id was begun while a clock was wrong. It is ignored, because it would end too late.
+    # A window's id is the Unix second in which the window began. A larger id comes from a gateway whose clock is wrong.
+    # Its window is ignored, because it would end too late.
     return int(now) + CLOCK_SKEW_SECS
 
 
@@ -290,5 +291,5 @@ class Reservation:
 
 
 def bounded(number: int, maximum: int = MAX_TOKENS) -> int:
-    """Return a reservation's untrusted `number`, limited to 0 to `maximum`."""
+    """Return the untrusted `number`, limited to the range from 0 to `maximum`."""
     return min(max(0, number), maximum)

@@ -11,7 +11,8 @@ of a line is written last, so a line is complete once its first byte is nonzero.
 
 Two files alternate. The current file holds the records of the batch that is being gathered. When the database starts to
 write this batch, new records go into the other file. Once the batch is in the database, its file is emptied. Each file
-begins with the number of its batch, so that a later gateway knows whether the database already has the batch.
+begins with the number of its batch, so that the gateway can tell at its next start whether the database already has the
+batch.
 """
 
 import logging
@@ -40,31 +41,32 @@ _SPENT = (
 _RECORD_KINDS = (OPENED, CLOSED)
 _SUFFIXES = (".journal.0", ".journal.1")
 _GROWTH_BYTES = 1 << 20  # growth of a file; a file never shrinks while the gateway runs
-# Some file systems allocate mapped pages only on write, and kill the process with a signal if the disk is full.
+# With less free space on the disk, the log accepts no records. Some file systems allocate a mapped page only when it is
+# written, and end the process with a signal if the disk is then full.
 _MIN_FREE_BYTES = 64 << 20
 
 
 class WriteAheadLog:
     """The write-ahead log of a gateway that does not share its database."""
 
-    # A record may depend on earlier ones. After a record that could not be added, the log therefore rejects all later
-    # records, until the database has the batch with the missing record.
+    # A record may depend on earlier records. After a record that could not be added, the log therefore rejects all
+    # later records, until the database has the batch with the missing record.
     def __init__(self, database: Path) -> None:
         """Open the log files next to the database file, readable by the owner only.
 
-        This method deletes all records in the files. The caller must first write them to the database with `catch_up`.
+        This deletes all records in the files. The caller must first write the records to the database with `catch_up`.
         """
         with ExitStack() as opened:
             self._files = [_File(path, opened) for path in _paths(database)]
             self._opened = opened.pop_all()
         self._header = b""
         self._batch = 0
-        self._incomplete_batch: int | None = None  # number of a batch with records that are not in the log
+        self._incomplete_batch: int | None = None  # number of the batch of which the log lacks a record
         self._disk_nearly_full = False
 
     @property
     def complete(self) -> bool:
-        """True if the log accepts records, because no record is missing in it."""
+        """True if the log lacks no record. Otherwise, `add` rejects all records."""
         return self._incomplete_batch is None
 
     def start_batch(self, gateway: int, batch: int) -> None:
@@ -73,7 +75,7 @@ class WriteAheadLog:
         The file of the previous batch is kept until `written` is called. If the disk is nearly full, the log rejects
         the records of the new batch.
         """
-        # Two files, because the database may not have the previous batch when the first record of this one arrives.
+        # There are two files because records of this batch may arrive before the database has the previous batch.
         self._files.reverse()
         self._batch = batch
         self._header = orjson.dumps([gateway, batch]) + b"\n"
@@ -83,7 +85,7 @@ class WriteAheadLog:
         if nearly_full != self._disk_nearly_full:
             self._disk_nearly_full = nearly_full
             log.warning(
-                "ledger's disk is nearly full; free some space: until then, each request waits for the database"
+                "ledger's disk is nearly full, so each request waits for the database; free some space"
                 if nearly_full
                 else "ledger's disk has enough free space again"
             )
@@ -131,8 +133,8 @@ class _File:
                 log.error("write-ahead log cannot grow error=%s; requests wait for the database", quoted(error))
                 return False
         assert self._map is not None
-        # The first byte is written last, because NUL ends the file for `_read`: after a crash in between, the lines are
-        # missing as a whole, never in part.
+        # `_read` stops at the first NUL byte. The first byte of `lines` is written last, so that after a crash during
+        # this write, `_read` finds either all of `lines` or nothing of them.
         self._map[start + 1 : end + 1] = lines[1:] + b"\0"
         self._map[start] = lines[0]
         self.size = end
@@ -153,8 +155,8 @@ class _File:
         """Grow the file to at least `min_bytes` bytes on the disk, and map the whole file."""
         capacity = -(-min_bytes // _GROWTH_BYTES) * _GROWTH_BYTES
         size = self._capacity
-        # Zeros are written instead of extending the file with a hole: a mapped page of a hole on a full disk would end
-        # the process with SIGBUS.
+        # Write zeros, so that the file system allocates the blocks now. If the file were only extended with a hole, a
+        # later write to a mapped page of the hole would end the process with SIGBUS if the disk is full.
         while size < capacity:
             size += os.pwrite(self._descriptor, bytes(capacity - size), size)
         new_map = mmap.mmap(self._descriptor, capacity)
@@ -182,13 +184,14 @@ async def catch_up(path: Path, database: Database) -> None:
     """
     try:
         logs = [file_records for file_records in map(_read, _paths(path)) if file_records is not None]
-        # Both files may have records: those of the older batch come first.
+        # If both files have records, the records of the older batch are written first.
         for gateway, batch, lines in sorted(logs, key=itemgetter(0, 1)):
             if await database.write((_CATCH_UP, (gateway, batch)), list(_steps(gateway, lines))):
                 log.info("write-ahead log written to the database gateway=%d records=%d", gateway, len(lines))
             elif not await database.fetch("SELECT id FROM gateways WHERE id = $1", gateway):
                 log.error(
-                    "write-ahead log dropped gateway=%d records=%d; its reserved tokens were already charged in full",
+                    "write-ahead log dropped gateway=%d records=%d; the gateway's open reservations were already "
+                    "charged in full",
                     *(gateway, len(lines)),
                 )
         for file in _paths(path):
@@ -205,7 +208,7 @@ def _paths(database: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[int, int, list[Any]] | None:
-    """Return gateway, batch and records of a log file, or None if it is empty.
+    """Return gateway, batch and records of a log file, or None if it has no records.
 
     Records after an incomplete line, which a power failure can leave, are ignored.
     """
@@ -231,7 +234,8 @@ def _read(path: Path) -> tuple[int, int, list[Any]] | None:
         ):
             return gateway, batch, entry_records
     raise HelexaError(
-        f"{path} is not a write-ahead log of this helexa version; start and stop the version that wrote it"
+        f"{path} is not a write-ahead log of this helexa version; start and stop the helexa version that wrote it, "
+        "which moves its records to the database"
     )
 
 
@@ -243,9 +247,9 @@ def _steps(gateway: int, lines: list[Any]) -> Iterator[Step]:
         if kind == CLOSED:
             seq, key_id, window_id, tokens, *columns = values
             closed_rows.append((gateway, seq, *columns))
-            # each record has the lease's total so far, so the last record counts
+            # each record has the lease's total of spent tokens so far, so the last record replaces the earlier ones
             spent_by_lease[key_id, window_id] = tokens
-    # The database may already have some of the rows, so a conflict is not an error.
+    # A row that the database already has is not an error.
     yield ADD_ENTRY + " ON CONFLICT DO NOTHING", opened
     yield CLOSE_ENTRY, closed_rows
     yield _SPENT, [(*lease, gateway, tokens) for lease, tokens in spent_by_lease.items()]

@@ -1,7 +1,7 @@
-"""Interface of the ledger's database, and retries of work on it.
+"""Interface of the ledger's database, and functions that retry database work.
 
-Both databases run the same SQL text: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa uses no
-SQL builder, because writing a request must cost only microseconds.
+SQLite and PostgreSQL run the same SQL text: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa
+uses no SQL builder, because storing a request must take only microseconds.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _MAX_TEXT_CHARS = 200
 
 Row = dict[str, Any]
 Args = Sequence[Any]
-Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each execution
+Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each of its executions
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class DatabaseError(HelexaError):
 
 
 class Sql(ABC):
-    """Runs SQL statements: in an open transaction, or as a `Database`."""
+    """Runs SQL statements in an open transaction, or each in its own transaction."""
 
     @abstractmethod
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
@@ -48,13 +48,13 @@ class Sql(ABC):
 
 
 class Database(Sql):
-    """An open database. Each statement outside of `transaction` is a transaction.
+    """An open database. A statement outside of `transaction` is its own transaction.
 
     A statement that writes and returns rows must run in a `transaction`, because `fetch` may use a connection that only
     reads. All methods raise `DatabaseError` when the database does not answer.
 
     Args:
-        replacement: what to do to begin with an empty database, for error messages.
+        replacement: advice for error messages: how to begin with an empty database.
     """
 
     def __init__(self, replacement: str) -> None:
@@ -85,7 +85,7 @@ class Database(Sql):
 
     @abstractmethod
     async def claim(self) -> Path | None:
-        """Reserve the database for this gateway, if the backend allows only one.
+        """Reserve the database for this gateway, if it cannot be shared by gateways.
 
         Returns:
             The path of the database file, or None if the backend allows several gateways.
@@ -100,7 +100,7 @@ class Database(Sql):
 
     @abstractmethod
     def _dialect(self, statement: str) -> str:
-        """Translate a migration from SQLite's types to those of this database."""
+        """Translate a migration statement from SQLite's syntax to this database's."""
 
     @abstractmethod
     async def _lock_schema(self, sql: Sql) -> None:
@@ -191,7 +191,7 @@ class Retry:
                 return outcome
 
     def _record_problem(self, error: Exception) -> None:
-        """Store why the database cannot be written, and log a new reason."""
+        """Store why the database cannot be written, and log the reason if it is new."""
         message = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
         if message != self.problem:
             log.error(
@@ -225,13 +225,16 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
 
 
 def are_plain(texts: Sequence[str]) -> bool:
-    """Return True only if `plain` would change none of the texts for the database."""
+    """Return True only if `plain` would leave all `texts` unchanged."""
     joined = "".join(texts)
     return joined.isascii() and "\0" not in joined and max(map(len, texts), default=0) <= _MAX_TEXT_CHARS
 
 
 def plain(text: str) -> str:
-    """Return untrusted text as short, valid UTF-8 without NUL, for any database."""
+    """Return untrusted text in a form that every database accepts.
+
+    The text is cut to `_MAX_TEXT_CHARS` characters. NUL is removed, and lone surrogates become `?`.
+    """
     if len(text) <= _MAX_TEXT_CHARS and text.isascii() and "\0" not in text:
         return text
     # PostgreSQL rejects NUL and lone surrogates.

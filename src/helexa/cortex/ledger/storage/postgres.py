@@ -18,14 +18,14 @@ except ImportError as error:
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
-_SCHEMA_LOCK = 0x68656C657861  # the bytes of "helexa"
-# Applies to one transaction only, on servers with `synchronous_commit = off`.
+_SCHEMA_LOCK = 0x68656C657861  # key of the advisory lock: the bytes of "helexa"
+# On servers with `synchronous_commit = off`, makes the commit of the current transaction wait for the disk.
 _WAIT_FOR_DISK = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _CONNECT_TIMEOUT_SECS = 5.0
 _STATEMENT_TIMEOUT_SECS = 10.0
-_QUERY_TIMEOUT_SECS = 60.0  # longer, because sums over many rows may take long
+_QUERY_TIMEOUT_SECS = 60.0  # queries may sum many rows
 _CONNECTIONS = 8
 # SQLite's and PostgreSQL's wording in migrations; replaced in this order.
 _DIALECT = (
@@ -109,12 +109,17 @@ def _check_certificates(url: str) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             message = f"the certificate does not match its key {files.get('sslkey', certificate)}"
         else:
-            message = f"not a certificate with its key: {error.reason}"
-        raise ConfigError(f"{certificate or root}: {message}; change sslcert and sslkey in ledger.url") from None
+            message = f"cannot be loaded as a certificate with its key: {error.reason}"
+        raise ConfigError(
+            f"{certificate or root}: {message}; check sslcert, sslkey and sslrootcert in ledger.url"
+        ) from None
 
 
 async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
-    """Do nothing when a connection returns to the pool."""
+    """Do nothing when a connection returns to the pool.
+
+    asyncpg's default would reset the session with a round trip. The ledger leaves no session state to reset.
+    """
 
 
 def _hosts(url: str) -> list[tuple[str, int | None]]:
@@ -151,7 +156,7 @@ class _Connector:
             except _DRIVER_ERRORS as error:
                 last_error = error
             else:
-                # A new list, because another connection attempt may be iterating over the current list.
+                # Make a new list, because another connection attempt may be iterating over the current list.
                 self._hosts = sorted(self._hosts, key=lambda other: other != (host, port))
                 return connection
         assert last_error is not None

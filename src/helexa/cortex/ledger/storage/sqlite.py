@@ -41,7 +41,7 @@ async def open_sqlite(path: str) -> Database:
     file = _create_file(path)
     writer = _Worker(
         file,
-        "PRAGMA page_size = 1024",  # only for a new file: a commit writes whole pages, and small pages mean fewer bytes
+        "PRAGMA page_size = 1024",  # affects new files only; a commit writes whole pages, so small pages cost less
         "PRAGMA journal_mode = WAL",
         _NORMAL,
         "PRAGMA foreign_keys = ON",
@@ -172,14 +172,15 @@ class _Sqlite(Database):
             return await self._writer.run(lambda connection: _write(connection, guard, steps))
 
     async def claim(self) -> Path:
-        # A separate lock file: opening and closing the database file here would drop SQLite's own locks.
+        # Use a separate lock file: closing any descriptor of the database file would drop SQLite's locks on it.
         lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(lock)
             raise HelexaError(
-                f"another gateway uses the ledger {self._file}; stop it, or share a PostgreSQL (ledger.url)"
+                f"another gateway uses the ledger {self._file}; stop that gateway, or set ledger.url of both gateways "
+                "to one PostgreSQL database"
             ) from error
         except OSError as error:  # without a lock, two gateways could spend the same budget twice
             os.close(lock)
@@ -223,7 +224,7 @@ def _spoils_connection(error: sqlite3.Error) -> bool:
 
 
 def _result_code(error: sqlite3.Error) -> int | None:
-    """Return SQLite's result code, or None for an error of Python's sqlite3."""
+    """Return SQLite's primary result code; None if Python's sqlite3 raised the error."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -242,7 +243,7 @@ def _run(connection: sqlite3.Connection, sql: str, args: Args) -> sqlite3.Cursor
 
 def _begin(connection: sqlite3.Connection, durable: bool) -> None:
     if durable:
-        connection.execute(_FULL)  # before BEGIN, because it has no effect inside a transaction
+        connection.execute(_FULL)  # before BEGIN, because the pragma has no effect inside a transaction
     connection.execute("BEGIN IMMEDIATE")
 
 
@@ -297,7 +298,10 @@ def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]
 
 @cache
 def _multi_row_insert(sql: str, rows: int) -> str | None:
-    """Convert an INSERT statement for one row to one for `rows` rows, or return None."""
+    """Return an INSERT statement for `rows` rows, made from the statement for one row.
+
+    Return None if `sql` is not an INSERT with the values `$1, $2, ...` in order.
+    """
     match = _INSERT.fullmatch(sql)
     if match is None:
         return None
