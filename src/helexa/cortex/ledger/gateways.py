@@ -15,8 +15,8 @@ from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
 
-# Locks a key until the transaction ends, in SQLite and in PostgreSQL. The statement inserts the key's row with window id
-# 0, or updates this row without a change.
+# Locks a key until the transaction ends, in SQLite and in PostgreSQL. The statement inserts the key's row for window 0,
+# or updates this row without a change.
 _LOCK_KEY = (
     "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, 0, 0) "
     "ON CONFLICT (key_id, window_id) DO UPDATE SET spent = windows.spent"

@@ -56,7 +56,11 @@ def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: 
 
 
 def preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int]:
-    """Return the sort key of a plan: it fits, evicts nothing, low cost, free memory."""
+    """Return the sort key of a plan; the smallest key is preferred.
+
+    In order of importance: the plan fits, it evicts nothing, its evictions cost little, and its devices have much free
+    memory.
+    """
     free_mb = snapshot.free(node)
     free_on_devices = sum(free_mb.get(device, 0) for device in plan.devices)
     return not plan.fits, bool(plan.evict), plan.cost(snapshot.now), -free_on_devices
@@ -88,15 +92,15 @@ def _plan_on_pool(
         return None
     estimate_mb = snapshot.estimate_mb(profile.id, node) or 0
     if min(free[device] for device in devices) < _SURE * estimate_mb / pool.count:
-        return None  # an estimate from the files is not wrong by that much
+        return None  # the estimate comes from the model's files, and is not wrong by that much
     return EvictionPlan(devices, (), snapshot.now, fits=False)
 
 
 def expired_models(snapshot: FleetSnapshot) -> list[Pair]:
     """Return the (node, model) pairs to unload after their idle time.
 
-    Pinned models are never unloaded, and models outside the catalog only at a client's request (a time of 0), because
-    the gateway could not load them again.
+    Pinned models are never unloaded. A model without a profile is unloaded only if a client has set its idle time to 0,
+    because the gateway could not load the model again.
     """
     return [
         (node.name, resident.model)
@@ -155,7 +159,10 @@ def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], sin
 
 
 def _score(resident: ResidentModel, now: float) -> float:
-    """Return idle time / (reload time * priority's weight). Highest is evicted first."""
+    """Return idle time / (reload time * weight). The highest score is evicted first.
+
+    The weight is proportional to the model's `residency_priority`.
+    """
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
@@ -172,7 +179,7 @@ def _sufficient_evictions(
     """
     to_evict: list[ResidentModel] = []
     for resident in ordered:
-        # a model on other devices only would free nothing here
+        # a model that uses none of the devices in `free` would free nothing for the new model
         if not free.keys() & resident.megabytes.keys():
             continue
         to_evict.append(resident)

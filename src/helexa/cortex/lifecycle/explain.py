@@ -84,7 +84,7 @@ def explain(snapshot: FleetSnapshot, name: str) -> Explanation:
     step = "wakes" if is_sleeping(node, model) else "loads"
     step_text = f"{step} after unloading {_names(decision.evict)}" if decision.evict else f"{step} into free memory"
     if not snapshot.needs_mb(model):
-        step_text = f"{step} if its memory suffices, which is unknown until a node has its files"
+        step_text = f"{step} if the node's memory suffices, which is unknown until a node has the model's files"
     return explanation("load", step_text + duration_text, decision.node, decision.evict)
 
 
@@ -95,7 +95,10 @@ def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
 
 
 def _cached_text(snapshot: FleetSnapshot, node: Node, model: str) -> str:
-    """Return how many conversations the router knows to be cached on a node."""
+    """Return the numbers of prompts that a node has cached or saved, as text.
+
+    The text is empty if the node reports no such prompts of the model.
+    """
     if not has_warm(node, model):
         saved = len(snapshot.saved_prompts.get((node.name, model), ()))
         return f"; saved beginnings of prompts: {saved}" if saved else ""

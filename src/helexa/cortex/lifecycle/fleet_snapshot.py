@@ -92,8 +92,8 @@ class FleetSnapshot:
     def free(self, node: Node) -> dict[int, int]:
         """Return the free MB of a node by device.
 
-        It is the node's value in `expected_free`, else the free memory that the node last reported, else the total
-        memory minus the memory of the node's models and of running loads.
+        The result is the node's value in `expected_free`, else the free memory that the node last reported, else the
+        total memory minus the memory of the node's models and of running loads.
         """
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
@@ -177,7 +177,7 @@ class FleetSnapshot:
     def measured_load_secs(self, node: str, model: str) -> float | None:
         """Return the model's measured load duration on the node in seconds, or None.
 
-        Without a load on the node, it is the mean of the durations on other nodes.
+        If no load on this node was measured, the result is the mean of the durations on other nodes.
         """
         load_secs = self.load_secs.get((node, model))
         if load_secs is not None:

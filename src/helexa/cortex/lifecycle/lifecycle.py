@@ -1,4 +1,4 @@
-"""The model manager: loads requested models, and evicts other models."""
+"""The model manager: loads requested models, and evicts models to free memory."""
 
 import asyncio
 import logging
@@ -77,8 +77,9 @@ class Lifecycle:
         self._jobs: dict[PendingKey, asyncio.Task[WarmRoute]] = {}
         self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
         self._keep_tasks: set[asyncio.Task[None]] = set()
-        # (model, node) pairs whose node was told to keep the model awake, because this gateway evicts by its own rules,
-        # with the time of the load; None if unknown
+        # (node, model) pairs for which the node was asked to keep the model awake, because this gateway decides when
+        # the model is unloaded. The value is the time of the model's load, or None if unknown. After another load, the
+        # node must be asked again.
         self._kept_awake: dict[Pair, float | None] = {}
         self._estimates: dict[str, asyncio.Future[int | None]] = {}
         self._wake = asyncio.Event()
@@ -135,17 +136,17 @@ class Lifecycle:
             self._drop_if_unused(pending)
 
     async def estimate(self, model: str) -> None:
-        """Ask a node how much memory a model needs, if no other source states the need.
+        """Ask a node how much memory a model needs, if the need is not known yet.
 
-        The node reads the headers of the model's files, or asks the hub for their sizes. The answer is kept, also if
-        the size is unknown.
+        The node reads the headers of the model's files, or asks the hub for the sizes of the files. The result is
+        stored, even if it is unknown, so that no node is asked again.
         """
         snapshot = self.snapshot()
         profile = snapshot.profile(model) or local_profile(snapshot.view, model, requested=True)
         if profile is None or snapshot.needs_mb(model) or model in self._history.estimates_mb:
             return
         if sleeping_profile(snapshot.view, model) is not None:
-            return  # the model sleeps on a node, which knows its memory need
+            return  # the model sleeps on a node, and this node knows how much memory the model needs
         nodes = [node for node in snapshot.view.nodes if node.healthy and node.local is not None]
         node = next((node for node in nodes if feasible(profile, node)), None)
         if node is None:
@@ -159,7 +160,7 @@ class Lifecycle:
         # Unlike `await estimate`, `wait` does not cancel the shared call if this caller is canceled.
         await asyncio.wait([estimate])
         self._estimates.pop(model, None)
-        # 0 for an unknown size, so that the node is not asked again.
+        # Store 0 for an unknown size, so that no node is asked again.
         self._history.estimates_mb[model] = max(0, estimate.result() or 0)
 
     def _target(self, pending: PendingLoad) -> WarmRoute | None:
@@ -198,10 +199,10 @@ class Lifecycle:
             raise ApiError(502, "node_error", f"node '{node}' did not unload the model: {error}") from None
 
     def keep(self, model: str, secs: float) -> None:
-        """Unload `model` once it was idle for `secs` seconds; never if negative.
+        """Unload `model` once it has been idle for `secs` seconds; never if negative.
 
-        This replaces `idle_ttl_secs`, and the time after which nodes put the model to sleep, until the next call, or
-        until no node has the model any more.
+        `secs` replaces the setting `idle_ttl_secs` for this model, and nodes no longer put the model to sleep when it
+        is idle. Both hold until the next call for the model, or until no node has the model any more.
         """
         view = self._fleet.view()
         if not view.has_model(model):
@@ -365,7 +366,7 @@ class Lifecycle:
             log.info("model loaded model=%s node=%s", quoted(model), node)
             self._resolve(pending, task.result())
         elif isinstance(error, NodeError) and error.memory is not None and self._replans(job, error.memory):
-            # The next decision knows the model's need and the free memory, so it evicts models if it may.
+            # The next decision uses the needed and free memory that the node stated, and may evict other models.
             needed_mb, free_mb = error.memory.required_mb, error.memory.free_mb
             log.info(
                 "node lacks memory model=%s node=%s needed_mb=%d free_mb=%d", quoted(model), node, needed_mb, free_mb
@@ -389,7 +390,7 @@ class Lifecycle:
             node = self._fleet.node(job.pair[0])
             self._memory.correct(node, dict.fromkeys(job.devices, memory.free_mb), self._clock())
             if not is_sleeping(node, job.pair[1]):  # a model that could not wake still sleeps
-                self._fleet.unloaded(*job.pair)  # the last poll may say that the node is loading the model
+                self._fleet.unloaded(*job.pair)  # the last poll may have reported that the model is loading
         return self._history.lacks_memory(job.pair, memory.required_mb)
 
     def _resolve(self, pending: PendingLoad, outcome: WarmRoute | HelexaError) -> None:

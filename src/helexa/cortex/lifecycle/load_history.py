@@ -39,7 +39,8 @@ class LoadHistory:
         self.required_mb: dict[Pair, int] = {}  # MB that the node required when it rejected a load for lack of memory
         # time (monotonic seconds) at which requests that had waited for the model's load were last forwarded
         self.awaited: dict[Pair, float] = {}
-        # seconds without requests after which a model is unloaded, by model id, where a client has set them
+        # seconds without requests after which a model is unloaded, by model id, for models for which a client has set
+        # this time (see `Lifecycle.keep`)
         self.keep_secs: dict[str, float] = {}
         # names of the prompts that a model had saved to a node's disk at its last report (see `routing.prefix_name`)
         self.saved_prompts: dict[Pair, frozenset[str]] = {}
@@ -53,19 +54,20 @@ class LoadHistory:
             for info in node.models.values():
                 if info.vram_used_mb is not None:
                     self.sizes_mb[info.id] = max(0, info.vram_used_mb)
-            # A report that is already known may be older than the last call of `forget_prompts`.
+            # Copy each report only once: after a call of `forget_prompts`, an older report still has deleted prompts.
             if node.health is None or node.health is self._health.get(node.name):
                 continue
             self._health[node.name] = node.health
-            # An unloaded or sleeping model reports nothing, but its prompts stay on the disk of the node.
+            # A report lacks unloaded and sleeping models, but their prompts stay on the disk. Their entries are kept.
             for load in node.health.models:
                 names = load.memory_prefixes | load.disk_prefixes if load.saved_prompts_mb else frozenset[str]()
                 self.saved_prompts[node.name, load.id] = names
 
     def forget_prompts(self, view: FleetView, pair: Pair) -> None:
-        """Forget the saved prompts of a model that a node has deleted.
+        """Record that a node has deleted the saved prompts of a model.
 
-        `view` has the reports before the deletion.
+        `view` has the nodes' reports from before the deletion. They are copied first, so that a later call of `look`
+        does not copy the deleted prompts from them.
         """
         self.look(view)
         self.saved_prompts.pop(pair, None)
@@ -78,13 +80,13 @@ class LoadHistory:
             self.load_secs[pair] = (self.load_secs.get(pair, secs) + secs) / 2
 
     def lacks_memory(self, pair: Pair, required_mb: int) -> bool:
-        """Record that a load was rejected, because it needs `required_mb` MB.
+        """Record that a node rejected a load because the model needs `required_mb` MB.
 
-        Return whether the load can be planned again at once, because this is the first such rejection since the last
-        load or failure of the pair.
+        Return True if the load can be planned again at once, because this is the first rejection for lack of memory
+        since the last load or failure of the pair.
         """
         self.required_mb[pair] = required_mb
-        # A second rejection in a row means that planning with the stated memory does not help.
+        # After a second rejection in a row, planning with the required memory that the node states does not help.
         is_first = pair not in self._replanned
         self._replanned.add(pair)
         return is_first
@@ -97,10 +99,10 @@ class LoadHistory:
             del self.required_mb[pair]  # a new quantization may need less
 
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
-        """Record a failed load with the earliest time of the next attempt, and return it.
+        """Record a failed load; return it with the earliest time of the next attempt.
 
-        The delay doubles with each consecutive failure. It begins shorter if the same load may succeed later
-        (`temporary`).
+        The delay before the next attempt doubles with each consecutive failure. The first delay is shorter if
+        `temporary` is True, which means that the same load may succeed later.
         """
         self._replanned.discard(pair)
         failure_count = self.failures[pair].times + 1 if pair in self.failures else 1

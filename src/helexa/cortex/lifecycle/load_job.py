@@ -1,4 +1,4 @@
-"""One load of a model on a node: drains of other models, evictions and progress."""
+"""One load of a model on a node: evictions of other models, load and progress."""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
@@ -64,9 +64,10 @@ class LoadJob:
 
         Args:
             size_mb: memory that the model will use, in MB.
-            victims: memory use of the models to evict (or more models) in MB, by model id and device index.
+            victims: memory use in MB, by model id and device index, of at least the models to evict.
             usual_secs: usual duration of this load in seconds; None if unknown.
-            unlisted: models to evict that this gateway could not load again. They sleep instead, and wake on request.
+            unlisted: models to evict that this gateway could not load again. These models are put to sleep instead of
+                being unloaded, if the node can do this, so that a request can wake them.
         """
         self.cold = cold  # the placement decision: model, node and models to evict
         # Duration of the load on the node in seconds. None before the load has ended, and for a load that another
@@ -89,7 +90,8 @@ class LoadJob:
         self._required_mb = {device: size_mb // len(devices) for device in devices}
         self._change = MemoryChange({})
         self._reserve()
-        # If the load is already running, the node's readings include its memory.
+        # If the load is already running, the free memory that the node reports already accounts for the load. A memory
+        # reservation would count the load twice.
         if not cold.joined or reading(node) is None:
             dependencies.memory.begin(node, self._change)
             self._resources.callback(self._cancel_reservation)
@@ -115,7 +117,8 @@ class LoadJob:
             NodeError: the node rejected the load, the load failed, or it made no progress.
             StillNeededError: a model could not be evicted, so the load was not started.
         """
-        # The first model is unloaded only after all are idle: if the load is given up meanwhile, none was unloaded.
+        # No model is unloaded before all models to evict are idle. If the load is abandoned while it waits for a model,
+        # no other model was unloaded in vain.
         for drain in self._victim_drains:
             await drain.idle(is_needed)
         for drain in self._victim_drains:
@@ -126,14 +129,14 @@ class LoadJob:
         self._loading_since, self._stage = self._dependencies.clock(), "loading"
         bearer = self._dependencies.fleet.bearer(node.name)
         await self._watch(self._dependencies.client.load(node.endpoint, self.cold.spec, bearer), stall_timeout_secs)
-        # A joined load began earlier, so its duration is not known.
+        # A load that this job only joined had begun earlier, so its duration is not known.
         if not self.cold.joined:
             self.secs = self._dependencies.clock() - self._loading_since
         url = await self._dependencies.client.url(node, model, bearer)
         info = await self._loaded_info(node, bearer)
         self._dependencies.fleet.loaded(name, info, url)
         size_mb = info.vram_used_mb if info.granted_mb is None else info.granted_mb
-        if size_mb is not None:  # the KV cache may be larger than estimated
+        if size_mb is not None:  # the estimate may be too small, for example because of a larger KV cache
             self._change.megabytes = {device: size_mb // len(self._required_mb) for device in self._required_mb}
         self._change.ended_at = self._dependencies.clock()
         return WarmRoute(model, name, url, f"node={name}; why=loaded"[:100])
@@ -211,7 +214,7 @@ class LoadJob:
             await asyncio.wait((task,))
 
     def _reserve(self) -> None:
-        """Reserve the load's memory, minus the memory of pending evictions."""
+        """Reserve the load's memory, minus the memory that pending evictions will free."""
         self._change.megabytes = additional_mb(
             self._required_mb, [drain.megabytes for drain in self._victim_drains if not drain.is_unloaded()]
         )

@@ -27,7 +27,8 @@ class WaitingRequest:
     """A request that waits until its model is loaded. A higher `priority` comes first.
 
     Attributes:
-        prompt: name of its prompt in the reports of nodes (see `routing.prefix_name`); empty if it has none.
+        prompt: name under which nodes report the beginning of this request's prompt (see `routing.prefix_name`); empty
+            if the request has no prompt.
     """
 
     priority: int = 0
@@ -43,7 +44,7 @@ class QueuedModel:
         node: name of the node on which the model must be loaded, or None if any node will do.
         since: arrival time of the oldest request that waits for the model (monotonic seconds).
         priority: highest priority of the waiting requests; a higher number goes first.
-        prompts: names of the waiting prompts, for nodes that have saved them.
+        prompts: names of the waiting requests' prompts. A node that has saved one of these prompts is preferred.
     """
 
     model: str
@@ -64,7 +65,7 @@ class PendingLoad:
         # future that is resolved with the node and URL that serve the model, or with the error response
         self.outcome: asyncio.Future[WarmRoute] = asyncio.get_running_loop().create_future()
         self.job: LoadJob | None = None  # the running load; None if the load has not started
-        # the decision that the load must wait, with its probable node and start; None if there is none
+        # the last decision if it was to wait, with the load's probable node and start; else None
         self.delayed: DelayedPlacement | None = None
         self._waiters: list[WaitingRequest] = []
 
@@ -165,7 +166,7 @@ class LoadFailure:
 
     message: str
     temporary: bool  # True if the same load may succeed later
-    times: int
+    times: int  # number of consecutive failures, including this one
     retry_at: int  # from this time on, requests for the model start the load again (Unix seconds)
 
     def json_dict(self) -> dict[str, Any]:
@@ -180,11 +181,14 @@ class LoadFailure:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The loads of this gateway, and when idle models will be unloaded."""
+    """The loads of this gateway, and when idle models will be unloaded.
+
+    The keys are pairs (node name, model id).
+    """
 
     loads: Mapping[Pair, Progress] = field(default_factory=dict[Pair, Progress])
     failures: Mapping[Pair, LoadFailure] = field(default_factory=dict[Pair, LoadFailure])
-    unload_at: Mapping[Pair, int] = field(default_factory=dict[Pair, int])
+    unload_at: Mapping[Pair, int] = field(default_factory=dict[Pair, int])  # Unix seconds
 
 
 async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callable[[], float | None]) -> WarmRoute:
@@ -198,12 +202,12 @@ async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callab
             `limit_secs`. If the load fails, the load's own error.
     """
     expected = eta()
-    # A load that probably takes too long is not waited for. The factor 2 allows for rough estimates.
+    # If the load will probably take too long, reject the request now. The factor 2 allows for rough estimates.
     if not pending.outcome.done() and expected is not None and expected > 2 * max(limit_secs, 1.0):
         raise _timeout_error(pending, expected)
     try:
         async with asyncio.timeout(max(0.0, limit_secs)):
-            # Other requests wait for the same outcome.
+            # Without `shield`, the timeout would cancel the future, and other requests wait for the same future.
             return await asyncio.shield(pending.outcome)
     except TimeoutError:
         raise _timeout_error(pending, eta()) from None

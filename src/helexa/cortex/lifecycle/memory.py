@@ -1,7 +1,7 @@
 """Memory of nodes: which devices can hold a model, and how much memory is free.
 
-The free memory that a node reports is called its reading. A reading may not show recent loads and unloads yet, so the
-estimate of free memory adds them.
+The free memory that a node reports is called its reading. A reading may not show recent loads and unloads yet, so
+`MemoryEstimator` corrects the reading for them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -110,7 +110,8 @@ class MemoryEstimator:
 
     def correct(self, node: Node, free_mb: Megabytes, now: float) -> None:
         """Replace the estimate of some devices by the free MB that a node states."""
-        # The next readings may be older than the statement, which is therefore used like a change that has just ended.
+        # The next readings may be older than the stated values. The empty change that ends now keeps the stated values
+        # until a reading is certainly newer.
         tracked = self._by_node.get(node.name)
         running = [] if tracked is None else [change for change in tracked.changes if change.ended_at is None]
         expected = {**(self.expected_free().get(node.name) or reading(node) or {}), **free_mb}
@@ -123,7 +124,7 @@ class MemoryEstimator:
             return
         node_changes.latest = reading(node) or node_changes.latest
         end_times = [change.ended_at for change in node_changes.changes]
-        # inf: the node reports no free memory, so no reading is awaited
+        # If the node reports no free memory, no reading will ever include the changes, so do not wait for a reading.
         covered_until = inf if node_changes.initial is None else (node.read_at or 0.0) - READING_LAG_SECS
         if all(end_time is not None and end_time <= covered_until for end_time in end_times):
             del self._by_node[node.name]
@@ -165,7 +166,7 @@ def _sum(changes: Iterable[MemoryChange]) -> Megabytes:
 
 @dataclass(frozen=True)
 class DevicePool:
-    """Devices of a node, by memory, from which the devices for a model are chosen."""
+    """Devices with enough memory, from which the devices for a model are chosen."""
 
     devices: tuple[int, ...]
     # Number of devices to choose. This is the model's `min_devices`. In the pool of the device `HOST`, it is 1, because
@@ -207,7 +208,8 @@ def misfit(profile: Profile, discovery: Discovery) -> str | None:
 def _groups(profile: Profile, discovery: Discovery) -> list[list[Device]]:
     """Return the devices with enough total memory for their share of the model.
 
-    If ranks of the model must run on devices that are alike, there is a group for each kind, else only one group.
+    If all ranks of the model must run on devices of one kind, there is one group for each kind of device. Otherwise,
+    there is one group.
     """
     floor_mb = profile.min_device_vram_mb or 0
     capable = [device for device in discovery.devices if device.vram_total_mb >= floor_mb]

@@ -1,4 +1,4 @@
-"""Drain a model before its unload: no new requests, and running requests end."""
+"""Drains a model before its unload: stops new requests, waits for running ones."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """A model is not unloaded: its requests still run, or its memory is not needed."""
+    """A model was not unloaded: its requests still run, or its memory is not needed."""
 
 
 class Drain:
@@ -42,7 +42,7 @@ class Drain:
             NodeError: the node does not report its running requests.
         """
         deadline = asyncio.get_running_loop().time() + DRAIN_SECS
-        # Other clients may send requests to the node, too, so the node must be asked for its requests.
+        # Clients may also send requests to the node without this gateway, so the node must be asked for its requests.
         while self._drains.has_own_requests(self.pair) or await self._drains.has_node_requests(self.pair):
             if asyncio.get_running_loop().time() > deadline or not is_needed():
                 raise StillNeededError
@@ -106,7 +106,7 @@ class Drains:
 
     async def has_node_requests(self, pair: Pair) -> bool:
         """Ask the node whether it has running or queued requests for the model."""
-        # The last poll may be out of date.
+        # Ask the node now, because the last poll may be out of date.
         health = await self._client.health(self._endpoint(pair[0]), self.fleet.bearer(pair[0]))
         return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
 

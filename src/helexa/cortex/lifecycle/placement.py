@@ -65,7 +65,8 @@ def place(
     Args:
         since: arrival time of the oldest waiting request (monotonic seconds).
         claimed: names of nodes that are reserved for other models, which have waited longer than `swap_wait_secs`.
-        prompts: names of the waiting prompts. Of nodes that evict nothing, one that has saved them is preferred.
+        prompts: names of the waiting requests' prompts (see `routing.prefix_name`). Among nodes that need no eviction,
+            the node that has saved the largest number of these prompts is preferred.
 
     Raises:
         ApiError: 404 for an unknown model, if all nodes have reported their models; 503 if no node can load the model,
@@ -133,7 +134,10 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _idle_unload_secs(profile: Profile) -> float | None:
-    """Return the idle time after which the model sleeps; None for the node's setting."""
+    """Return the idle time in seconds after which a node puts the model to sleep.
+
+    0 means never. None means the node's own setting.
+    """
     is_pinned = (profile.residency_priority or 0) >= PINNED_RESIDENCY
     return 0.0 if profile.idle_unload_secs is None and is_pinned else profile.idle_unload_secs
 
@@ -213,7 +217,7 @@ def _placement_error(
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """Return the 503 response for a model without placement: its last load failed."""
+    """Return the 503 error for a model whose last load failed."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
@@ -277,12 +281,15 @@ def _spec(snapshot: FleetSnapshot, node: Node, model: str) -> ModelSpec:
 
 
 def spec_on(snapshot: FleetSnapshot, node: Node, profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """Return the body of a placement's load request, with the node's local source."""
+    """Return the body of the load request for a placement on a node.
+
+    If the model is not in the catalog, the body names the files that the node has listed on its disk.
+    """
     spec = load_spec(profile, devices)
     local = snapshot.view.local_model(node, profile.id)
     if local is None or snapshot.catalog.profile(profile.id) is not None:
         return spec
-    # The node loads the files that it has listed, also without a network, and downloads no newer version.
+    # With `download` set to False, the load needs no network, and uses exactly the files that the node has listed.
     return spec.model_copy(update={"source": local.source, "download": False})
 
 

@@ -1,4 +1,4 @@
-"""Downloads of models that administrators start on nodes."""
+"""Downloads of models that clients start on nodes through the gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -51,7 +51,8 @@ class Pulls:
             node: name of the node, or None for the first node that downloads models on request.
 
         Raises:
-            ApiError: the node is down, downloads no models, or rejects the download; no node downloads models.
+            ApiError: the node is down, downloads no models on request, or rejects the download. Without `node`: no node
+                downloads models on request.
             KeyError: the node is not configured.
         """
         chosen = self._first_node() if node is None else self._fleet.node(node)
@@ -69,7 +70,7 @@ class Pulls:
             KeyError: the node is not configured.
         """
         chosen = self._fleet.node(node)
-        source = full_name(model)  # the name that `start` has sent to the node
+        source = full_name(model)  # the name under which the node runs the download
         with _as_api_errors(node):
             return NodePull(node, await self._client.cancel_pull(chosen.endpoint, source, self._fleet.bearer(node)))
 
@@ -80,7 +81,7 @@ class Pulls:
         return [NodePull(node.name, pull) for node, pulls in zip(nodes, lists, strict=True) for pull in pulls]
 
     async def follow(self, started: NodePull) -> AsyncIterator[NodePull]:
-        """Yield `started`, then the state of the download whenever it changes, to its end."""
+        """Yield `started`, then each changed state of the download until it ends."""
         last, misses = started, 0
         yield last
         while last.pull.status == "running":
@@ -94,7 +95,9 @@ class Pulls:
                 misses += 1
                 pull = last.pull
             if pull is None or misses >= _MAX_MISSES:
-                pull = last.pull.model_copy(update={"status": "failed", "error": "the node has lost the download"})
+                pull = last.pull.model_copy(
+                    update={"status": "failed", "error": "the node no longer reports the download"}
+                )
             if pull.status == "done":
                 with suppress(KeyError, NodeError):
                     await self._poller.refresh_local(last.node, forced=True)
@@ -128,7 +131,7 @@ def _may_pull(node: Node) -> bool:
 
 @contextmanager
 def _as_api_errors(node: str) -> Iterator[None]:
-    """Turn the error of a node into the error of the gateway's response."""
+    """Convert a `NodeError` of the `with` block to the gateway's error response."""
     try:
         yield
     except NodeError as error:

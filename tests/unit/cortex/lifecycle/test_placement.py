@@ -536,7 +536,7 @@ def test_model_larger_than_the_free_memory_of_an_empty_cpu_node_is_rejected() ->
     explanation = explain(snapshot, "big")
     assert explanation.decision == "refuse"
     unsure = explain(snapshot, "unknown")
-    assert unsure.reason.startswith("loads if its memory suffices")
+    assert unsure.reason.startswith("loads if the node's memory suffices")
     assert unsure.candidates[0].verdict == "needs an unknown amount of memory, 11.0 GB free"
 
 
