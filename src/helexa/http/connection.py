@@ -94,7 +94,9 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         """Register the connection, and limit the time for the head of its first request."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface
         self._server = transport.get_extra_info("sockname")[:2]
-        self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if the client is already gone
+        self._client = (transport.get_extra_info("peername") or ("-", 0))[
+            :2
+        ]  # `peername` is None if the client is gone
         self.service.connections.add(self)
         self._timer.set(REJECTED_SECS if self._rejected else HEAD_SECS)
         self._mark_idle()
@@ -218,8 +220,11 @@ class ClientConnection(RequestParser, asyncio.Protocol):
                 self.close()
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        """Queue `data` to be sent; the `last` bytes of the only response are sent at once."""
-        # If several requests run, responses wait for the loop's next iteration: it then handles more events per poll.
+        """Queue `data` to be sent in the event loop's next iteration.
+
+        The last bytes of a response are sent at once if no other request runs. If other requests run, waiting lets the
+        loop handle more events per poll.
+        """
         if last and not self._unsent and len(self.service.tasks) == 1:
             self._transport.write(data)
             return
@@ -228,7 +233,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         self._unsent.append(data)
         self._unsent_bytes += len(data)
         if self._unsent_bytes > _MAX_BUFFERED_BYTES:
-            self._flush()  # only the transport knows when its buffer is full
+            self._flush()  # the transport must have the data to call `pause_writing` when too much is buffered
 
     def body_consumed(self, size: int) -> None:
         """Resume reading if the application has received enough of the buffered body."""
@@ -251,7 +256,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
             self._update_reading()
 
     def end(self) -> None:
-        """Send buffered data and close the connection, after the rest of a running body."""
+        """Send buffered data, let the client finish its request body, then close."""
         if self._cycle is None:
             self.close()
         else:
@@ -275,7 +280,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         Return False if a response has not been fully sent, or if a request waits in the kernel because this process is
         late. The connection then stays open.
         """
-        # The client would lose the end of a response, or a request that it has sent.
+        # Closing now would lose the end of a response, or a request that the client has sent.
         if self._transport.get_write_buffer_size() or self._has_input():
             return False
         self.close()
@@ -287,7 +292,8 @@ class ClientConnection(RequestParser, asyncio.Protocol):
             self.close()
 
     def _run_out_of_time(self) -> None:
-        # No request arrived in time. On a busy machine, it may still wait in the kernel. Then it gets time to be read.
+        # No request head arrived in time. On a busy machine, received bytes may still wait in the kernel. In this case,
+        # allow `LATE_SECS` to read them.
         if self._may_be_late and not self._ignores_input and not self._paused and self._has_input():
             self._may_be_late = False  # once for each request, so that a client cannot postpone the end
             self._timer.set(LATE_SECS)
@@ -359,7 +365,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         self._stall_timer.set(STALL_SECS)
 
     def _check_stall(self) -> None:
-        # The client has read something since the last check.
+        # If fewer bytes wait than at the last check, the client has read some of them.
         if self._transport.get_write_buffer_size() < self._stalled_bytes:
             self._watch_stall()
         else:

@@ -1,6 +1,6 @@
 """Decodes compressed request bodies in pieces of limited size.
 
-A small body can decode to gigabytes. With pieces, it cannot fill the memory at once.
+A small body can decode to gigabytes. Between two pieces, the server can check its memory limit and reject the body.
 """
 
 import zlib
@@ -16,7 +16,7 @@ except ImportError:
     except ImportError:
         zstd = None
 
-# Value of the header `Accept-Encoding` in the response to a body in another encoding.
+# Supported encodings: the header `Accept-Encoding` of the error response to a body with another encoding.
 ACCEPTED = "gzip, deflate" if zstd is None else "gzip, deflate, zstd"
 
 PIECE_BYTES = 256 << 10  # maximum size of a decoded piece
@@ -77,7 +77,7 @@ class BodyDecoder:
     def _next_decoder(self) -> Any:
         """Return the decoder of the next gzip member, zstd frame or stream, or None."""
         if self._decoder is not None and self._coding == "deflate":
-            raise self._invalid()  # bytes after the end
+            raise self._invalid()  # bytes after the end of the deflate stream
         if self._coding == "gzip":
             return zlib.decompressobj(_GZIP)
         if self._coding == "zstd" and zstd is not None:
@@ -85,7 +85,7 @@ class BodyDecoder:
         if len(self._input) < 2:
             return None
         has_header = self._input[0] & 15 == 8 and int.from_bytes(self._input[:2]) % 31 == 0
-        return zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)  # some clients omit the header
+        return zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)  # some clients omit zlib's header
 
     def _invalid(self) -> ApiError:
         message = f"the request body is not valid {self._coding} data; send it without a content-encoding"

@@ -29,8 +29,8 @@ def request_id(headers: Headers) -> str:
 def require_json(headers: Headers) -> None:
     """Raise ApiError 415 if the headers announce another body than plain JSON."""
     content_types = [value for name, value in headers if name == b"content-type"]
-    # A body without a content type is rejected, too: a browser sends it for any page without asking the server first
-    # (CORS preflight), as it does for forms and plain text, but not for JSON.
+    # A body without a content type is rejected, too. For any web page, a browser sends such a body, a form or plain
+    # text without asking the server first (CORS preflight). A browser sends JSON only after the server has agreed.
     if not content_types or not all(map(_is_json, content_types)):
         raise unsupported_media_type(b", ".join(content_types)[:200].decode("latin-1"))
     # A connection decodes supported encodings, and removes the header.
@@ -66,4 +66,4 @@ def is_reserved_name(name: bytes) -> bool:
 def is_same_origin(origin: bytes, host: bytes) -> bool:
     """Return whether the header `Origin` names the host and port of the header `Host`."""
     scheme, _, authority = origin.partition(b"://")
-    return scheme in (b"http", b"https") and authority == host  # a reverse proxy may terminate TLS
+    return scheme in (b"http", b"https") and authority == host  # schemes may differ: a reverse proxy may terminate TLS

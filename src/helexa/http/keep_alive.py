@@ -10,7 +10,7 @@ from collections.abc import Callable
 # first: a request that it sends while the server closes the connection fails.
 KEEP_ALIVE_SECS = 75
 
-EVICTABLE_SECS = 1.0  # a younger idle connection may belong to a client that is about to send its next request
+EVICTABLE_SECS = 1.0  # after a shorter idle time, the client may be about to send its next request
 
 # A dead peer is detected after 30 + 4 * 15 = 90 s. The default of Linux is two hours.
 PROBE_AFTER_SECS = 30
@@ -85,12 +85,15 @@ class IdleConnections:
         self._entries.pop(connection, None)
 
     def evict(self, address: str | None, now: float) -> bool:
-        """Close the longest idle connection (of `address`); return whether one was closed.
+        """Close the connection that has been idle longest; return whether one was closed.
 
         A connection that has been idle for less than `EVICTABLE_SECS` stays open.
+
+        Args:
+            address: consider only connections of this client address, or all connections if None.
         """
         for since, client, evict in self._entries.values():
-            # The dict is in the order of the times, so all later ones have been idle for less.
+            # The dict is sorted by the start of the idle time, so all later connections have been idle for less time.
             if since > now - EVICTABLE_SECS:
                 return False
             if address in (None, client) and evict():

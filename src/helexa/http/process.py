@@ -85,7 +85,10 @@ _LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 def is_local_error(error: Exception) -> bool:
-    """Return whether this process's machine lacks descriptors, ports or memory."""
+    """Return whether `error` is due to a lack of descriptors, ports or memory here.
+
+    If no file descriptor is left, every error counts, because some functions, such as name lookups, hide the cause.
+    """
     return (isinstance(error, OSError) and error.errno in _LOCAL) or not _descriptor_left()
 
 

@@ -166,7 +166,10 @@ class RequestCycle:
         return max(0, (self._length or 0) - self._received)
 
     def feed(self, chunk: bytes) -> int:
-        """Buffer bytes of the body; return their number, 0 if the response is complete."""
+        """Buffer bytes of the body, and return how many bytes were buffered.
+
+        After the response is complete, bytes are dropped, and the result is 0.
+        """
         self._received += len(chunk)
         if self.complete:
             return 0
@@ -221,7 +224,7 @@ class RequestCycle:
                 invalid.
             TimeoutError: no data arrived for `BODY_SECS`, or the body took longer than `body_secs` allows.
         """
-        # no `await` here: it would cost one more frame per request
+        # no `await` here: it would cost one more coroutine frame per request
         return self._receive() if self._decoder is None else self._receive_decoded(self._decoder)
 
     async def _receive_decoded(self, decoder: BodyDecoder) -> Message:
@@ -239,7 +242,7 @@ class RequestCycle:
             self._received_all = not message["more_body"]
         self._decoded += len(piece)
         self._reserve(max(self._length or 0, self._received) + self._decoded + decoder.window_bytes)
-        await asyncio.sleep(0)  # other requests go on between two pieces
+        await asyncio.sleep(0)  # let other requests run between two pieces
         return {"type": "http.request", "body": piece, "more_body": True}
 
     async def _receive(self) -> Message:
@@ -345,7 +348,7 @@ class RequestCycle:
             or header_block.count(b"\r") != line_breaks
             or b"\0" in header_block
         ):
-            raise RuntimeError("a header contains a line break or NUL")
+            raise RuntimeError("a header of the response contains a line break or NUL; remove it in the application")
         self.started = True
         self._expects = False
         self._remaining_length, self._chunked = remaining_length, chunked
@@ -366,12 +369,12 @@ class RequestCycle:
             if self._remaining_length is not None:
                 self._remaining_length -= len(body)
                 if self._remaining_length < 0 or (self._remaining_length and not more):
-                    raise RuntimeError("the length of the body differs from content-length")
+                    raise RuntimeError("the application's response body is longer or shorter than its content-length")
             if body:
                 self._connection.write(self._head + body, last=not more)
                 self._head = b""
         if not more:
-            # the rest of the body is of no use
+            # drop the buffered request body, which the application will not read any more
             self._take_chunks()
             self.complete = True
             self._wake_receiver()

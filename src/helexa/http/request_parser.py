@@ -100,9 +100,9 @@ def error_response(error: ApiError) -> bytes:
 class RequestParser:
     """Parses the requests of one connection, with limits on the size of heads.
 
-    A connection is a subclass, and handles the parsed parts. The strict parser (llhttp) rejects requests with ambiguous
-    framing. HTTP/1.1 requests must have exactly one `Host` header, and `chunked` is the only transfer encoding.
-    Trailers are dropped.
+    `ClientConnection` is a subclass, and handles the parsed parts. The strict parser (llhttp) rejects requests with
+    ambiguous framing. HTTP/1.1 requests must have exactly one `Host` header, and `chunked` is the only transfer
+    encoding. Trailers are dropped.
     """
 
     max_head_bytes = 32 << 10  # maximum size of a request's head, of trailers, and of chunk extensions, in bytes
@@ -133,7 +133,10 @@ class RequestParser:
         raise NotImplementedError
 
     def handle_end(self, *, keep_alive: bool) -> None:
-        """Handle the end of the request. `keep_alive`: whether the client wants to go on."""
+        """Handle the end of the current request.
+
+        `keep_alive` is True if the client wants the connection to stay open after the request.
+        """
         raise NotImplementedError
 
     def release_parser(self) -> None:
@@ -151,7 +154,7 @@ class RequestParser:
             self._feed(data)
         except httptools.HttpParserError as error:
             raise self._api_error(error) from None
-        # It is not known which bytes of `data` belong to the head, so they do not count toward its limit yet.
+        # It is not known which bytes of `data` belong to the head, so none of them count toward the head's limit yet.
         if self._unconfirmed_bytes > self.max_head_bytes + len(data):
             raise self._too_large()
 
@@ -195,7 +198,7 @@ class RequestParser:
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # a client that sends `close` may still send further requests
+        # Without this leniency, data after a request with `connection: close` would be an error. The data is dropped.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
@@ -215,7 +218,7 @@ class RequestParser:
     def _check_size(self) -> None:
         if len(self._headers) > self.max_headers:
             raise self._too_large()
-        if self._unconfirmed_bytes + CHUNK_BYTES > self.max_head_bytes:  # otherwise the head is below the limit
+        if self._unconfirmed_bytes + CHUNK_BYTES > self.max_head_bytes:  # otherwise the head is surely below the limit
             size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
             if size > self.max_head_bytes:
                 raise self._too_large()
@@ -235,7 +238,7 @@ class RequestParser:
 
 
 def body_decoder(headers: Headers) -> tuple[BodyDecoder | None, Headers]:
-    """Return the decoder of a request's body, and headers without its encoding.
+    """Return the decoder of a request's body, and headers without `content-encoding`.
 
     Without a supported encoding, the decoder is None and the headers are unchanged.
     """

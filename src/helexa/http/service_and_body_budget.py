@@ -1,4 +1,4 @@
-"""State that the connections of a server share: memory for bodies, connections."""
+"""State that the connections of a server share: memory limit, open connections."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ class BodyBudget:
 
 
 class OpenConnection(Protocol):
-    """What the server and the requests of a connection use of `ClientConnection`."""
+    """The part of `ClientConnection` that the server and requests use."""
 
     address: str  # IP address of the client
     # None if more data may be sent now. Otherwise an event that is set as soon as more data may be sent.
@@ -64,11 +64,11 @@ class OpenConnection(Protocol):
         ...
 
     def response_done(self, *, keep_alive: bool) -> None:
-        """Notify the connection that the response to its first request is complete."""
+        """Notify the connection that the response to its oldest request is complete."""
         ...
 
     def end(self) -> None:
-        """Send buffered data and close the connection. A client may first finish its body."""
+        """Send buffered data, let the client finish its request body, then close."""
         ...
 
     def stop(self) -> None:

@@ -195,7 +195,9 @@ class GroupCommit:
                 try:
                     await self._commit()
                 except Exception:
-                    log.exception("unexpected error in a batch of the ledger; the gateway registers again")
+                    log.exception(
+                        "unexpected error in a batch of the ledger; the gateway registers in the ledger again"
+                    )
                     self._resolve(self._flushes)
                     # without a pause, an error that repeats would keep the CPU busy
                     await asyncio.sleep(FIRST_RETRY_SECS)

@@ -1,6 +1,6 @@
 """Models in the responses of Ollama's API: `/api/tags`, `/api/ps`, `/api/show`.
 
-All values of models come from what the nodes report. A text that no node reports is empty, and a number is 0.
+All values of models come from what the nodes report. If no node reports a value, a text is empty and a number is 0.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ class ListedModel:
         }
 
     def _context(self) -> int | None:
-        """Return the context length of the loaded model, else the trained one."""
+        """Return the loaded model's context length, else its trained context length."""
         return self._entry.get("max_model_len") or (self._files and self._files.context)
 
     def _capabilities(self) -> list[str]:
@@ -119,7 +119,7 @@ class ListedModel:
         return [name for name, is_present in present.items() if is_present]
 
     def _expires_at(self) -> str:
-        """Return when the gateway will unload the model if it gets no more requests."""
+        """Return when the gateway will unload the model if no more requests arrive."""
         snapshot, left_secs = self._snapshot, _FOREVER_SECS
         ttl = snapshot.idle_ttl_secs(self._model)
         if ttl < inf and snapshot.rank(self._model) < PINNED_RESIDENCY:

@@ -200,7 +200,7 @@ def _logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message or delta with its refusal, for Ollama's reply."""
+    """Return the content and the refusal of a message or delta as one text."""
     return string(message.get("content")) + string(message.get("refusal"))
 
 
@@ -277,7 +277,7 @@ def _shortened(vector: msgspec.Raw, dimensions: int | None) -> bytes | msgspec.R
     if dimensions is None:
         return vector
     numbers = _vector.decode(vector)[:dimensions]
-    # A shortened vector is no unit vector any more, and clients compare embeddings by their scalar product.
+    # A shortened vector is no longer a unit vector, but clients compare embeddings by their scalar product.
     norm = math.sqrt(math.fsum(number * number for number in numbers))
     return msgspec.json.encode([number / norm for number in numbers] if norm else numbers)
 
@@ -308,7 +308,7 @@ class AnswerStream(StreamTranslator):
         if text or thinking or logprobs:
             self._add(self._answer.part(text, thinking=thinking, logprobs=logprobs))
         calls = delta.get("tool_calls")
-        # Ollama's stream has whole calls only, so their pieces are collected until the end of the answer.
+        # Ollama's clients expect each tool call as a whole, so the pieces of calls are collected until `_end`.
         for call in calls if isinstance(calls, list) else ():
             self._calls.add(call)
         if choice.get("finish_reason") is not None:

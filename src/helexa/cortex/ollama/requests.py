@@ -55,7 +55,7 @@ Think = bool | Literal["low", "medium", "high", "max"] | None  # whether the mod
 
 
 class Options(WireObject):
-    """In Ollama's requests: `options`, sampling parameters and ones without effect."""
+    """In Ollama's requests: `options`. Options that have no field here have no effect."""
 
     num_predict: Whole | None = None
     temperature: float | None = None
@@ -71,10 +71,10 @@ class Options(WireObject):
 
 
 class CalledFunction(WireObject):
-    """In Ollama's requests: a tool call's function; `arguments` object or JSON text."""
+    """In Ollama's requests: the function of a tool call, and the call's arguments."""
 
     name: str = Field(min_length=1)
-    arguments: dict[str, Any] | str | None = None
+    arguments: dict[str, Any] | str | None = None  # an object, or the JSON text of an object
 
 
 class ToolCall(WireObject):
@@ -92,7 +92,7 @@ class Message(WireObject):
     thinking: str | None = None  # the model's thinking before its answer
     images: Annotated[list[str] | None, Field(max_length=MAX_IMAGES)] = None  # image files in base64
     tool_calls: list[ToolCall] | None = None
-    # the tool call that a message with the role `tool` answers
+    # function name and id of the tool call that a message with the role `tool` answers
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -162,7 +162,10 @@ class EmbeddingsRequest(WireRequest):
 
 
 class ModelRequest(WireRequest):
-    """Body of `/api/show`, `/api/pull`, `/api/delete`. Old clients send `name`."""
+    """The body of `/api/show`, `/api/pull` and `/api/delete`.
+
+    Old clients send the model in the field `name`.
+    """
 
     stream: bool | None = None
 

@@ -36,12 +36,13 @@ def chat_body(request: ChatRequest) -> Body:
     """Return the chat request for a request to `/api/chat` that has messages.
 
     Raises:
-        ApiError: 400 because the arguments of a tool call are no JSON object.
+        ApiError: 400 because the arguments of a tool call are not a JSON object.
     """
     body: Body = {"model": request.model, "messages": _messages(request.messages or ())}
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
     variables = _thinking(request)
+    # As in Ollama, the model continues the text of an assistant message at the end of the conversation.
     last = body["messages"][-1]
     if last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
         variables |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -71,7 +72,7 @@ def _text_body(request: GenerateRequest) -> Body:
     """
     for name in ("system", "template", "context", "images"):
         if getattr(request, name):
-            message = f"'{name}' cannot be combined with {'raw' if request.raw else 'suffix'}"
+            message = f"'{name}' cannot be combined with '{'raw' if request.raw else 'suffix'}'; omit one of them"
             raise invalid_body(message, name)
     body: Body = {"model": request.model, "prompt": request.prompt}
     if request.suffix:
@@ -187,7 +188,7 @@ def _url(image: str) -> str:
 class _CallIds:
     """Gives tool calls ids, and finds the call that a tool message answers.
 
-    Ollama's messages name the function of a result, but OpenAI's messages need the id of the tool call.
+    In Ollama's API, a tool message names the function that was called. In OpenAI's API, it must name the call's id.
     """
 
     def __init__(self) -> None:
@@ -204,7 +205,11 @@ class _CallIds:
         return id
 
     def answered(self, id: str | None, name: str) -> str:
-        """Return `id`, else the id of the oldest unanswered call, if possible of `name`."""
+        """Return the id of the tool call that a tool message answers.
+
+        If the message has no id, it is the oldest unanswered call of the function `name`. Without such a call, it is
+        the oldest unanswered call.
+        """
         if id:
             self._open.pop(id, None)
             return id
@@ -235,15 +240,15 @@ class Translation:
     path: str  # path of the request to a node
     body: bytes  # body of the request to a node. Empty if the client only loads or unloads the model.
     stream: bool = False  # True if the client requests a stream
-    # Seconds without requests after which the model may be unloaded; negative for no end. None if the request does not
-    # say.
+    # Seconds without requests after which the model may be unloaded; a negative number means never. None if the request
+    # does not set `keep_alive`.
     keep_alive: float | None = None
     dimensions: int | None = None  # number of dimensions to which the client wants embeddings shortened, or None
     ignored: list[str] = field(default_factory=list[str])  # names of the options that have no effect
 
     @property
     def unloads(self) -> bool:
-        """Whether the client asks for nothing but to unload the model."""
+        """True if the request only unloads the model."""
         return not self.body and self.keep_alive == 0
 
     @classmethod
@@ -312,5 +317,5 @@ _PARSERS: dict[str, Callable[[bytes], Translation]] = {
 
 
 def is_ollama_path(path: str) -> bool:
-    """Return whether a path is of Ollama's API, so errors have Ollama's format, too."""
+    """Return whether a path belongs to Ollama's API; errors then have Ollama's format."""
     return path in _PATHS or path.startswith(BLOBS)

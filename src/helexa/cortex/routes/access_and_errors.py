@@ -103,8 +103,8 @@ class OriginGuard:
 
     It has an effect only if the gateway requires no API keys. A page is foreign if its origin is neither the gateway's
     own origin nor in `gateway.cors_origins`. A gateway that listens on loopback also rejects requests without a key if
-    their `Host` header is neither a loopback name nor a reserved name, under which containers reach this machine. This
-    middleware runs before all other middleware.
+    their `Host` header is neither a loopback name nor a reserved name such as `host.docker.internal`, under which
+    containers reach this machine. This middleware runs before all other middleware.
     """
 
     def __init__(self, app: ASGIApp, section: GatewaySection, authenticator: Authenticator) -> None:
@@ -148,7 +148,7 @@ _MESSAGES = {
     "origin_not_allowed": "the page's origin is not allowed; add it to gateway.cors_origins, or send an API key",
     "host_not_allowed": (
         "without an API key, the host must be localhost, 127.0.0.1, ::1 or a name in .internal; "
-        "gateway.insecure allows all"
+        "use one of them, send an API key, or set gateway.insecure to allow any host"
     ),
 }
 
@@ -173,7 +173,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
         hint = "; the client's base URL must not end in a slash" if "//" in path else ""
         return _error_response_for(request, ApiError(404, "unknown_path", f"unknown path {path}{hint}"))
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "a method of its documentation")
+        allowed = (error.headers or {}).get("Allow", "a method that the API documentation names")
         message = f"{path} does not accept {request.method}; use {allowed}"
         response = _error_response_for(request, ApiError(405, "method_not_allowed", message))
         response.headers.update(error.headers or {})

@@ -30,7 +30,10 @@ async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> t
 async def read_ollama(
     workers: BodyWorkers, path: str, headers: Headers, body: bytes
 ) -> tuple[OllamaTranslation, ClientRequest | None]:
-    """Parse a request of Ollama's API. The second result is None without a prompt."""
+    """Parse and translate a request of Ollama's API.
+
+    The second result is the request to forward, or None if the client only loads or unloads the model.
+    """
     if is_large(body):
         return await workers.run(_translate_large_ollama, path, headers, body)
     return _translate_ollama(path, headers, body)
@@ -65,7 +68,7 @@ def _translate_large_ollama(path: str, headers: Headers, body: bytes) -> tuple[O
 def _parse_large(path: str, headers: Headers, body: bytes) -> ClientRequest:
     check_containers(body)
     request = parse_request(path, headers, body)
-    return replace(request, body=b"") if request.body is body else request  # the caller has the body: not sent back
+    return replace(request, body=b"") if request.body is body else request  # do not send back an unchanged body
 
 
 def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:

@@ -136,14 +136,14 @@ class Messages(Generation):
 
 
 async def stored_response(request: Request) -> Response:
-    """Route of a stored response: return or delete it. The node checks the owner."""
+    """Return or delete a stored response. The node checks that the key may access it."""
     for name in request.query_params:
         raise unsupported_parameter(name)
     return await _forward(request)
 
 
 async def input_items(request: Request) -> Response:
-    """Route of a stored response's input items: return them."""
+    """Return the input items of a stored response."""
     return await _forward(request, f"/input_items?{urlencode(request.query_params.multi_items())}")
 
 
@@ -162,5 +162,5 @@ async def _forward(request: Request, subpath: str = "") -> Response:
             raise ApiError(502, "upstream_connection_error", message, type="api_error") from None
         if status != 404:
             return Response(body, status, media_type="application/json")
-    message = f"response {id[:256]!r} not found; it may have expired: send the whole conversation"
+    message = f"response {id[:256]!r} not found; it may have expired; send the whole conversation instead"
     raise ApiError(404, "response_not_found", message, param="response_id")

@@ -28,7 +28,7 @@ MAX_WAIT_SECS = 600.0
 
 
 async def list_keys(request: Request) -> Response:
-    """`GET /api/keys`: respond with keys and spent tokens, config's keys first.
+    """`GET /api/keys`: list keys with spent tokens, the keys of cortex.toml first.
 
     An admin gets all keys, and a user gets the keys of the user's account.
     """
@@ -49,7 +49,7 @@ async def create_key(request: Request) -> Response:
     principal = new_key.principal(gateway.catalog)
     reject_static(gateway.authenticator.static, principal.key_id)
     key, secret = await gateway.key_store.create(principal)
-    # Otherwise this gateway would reject the new key until it reads the changes of the database the next time.
+    # Without this call, this gateway would reject the new key until its next periodic refresh.
     await gateway.key_store.refresh()
     response = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
     response.headers["cache-control"] = "no-store"
@@ -69,7 +69,7 @@ async def change_key(request: Request) -> Response:
 async def revoke_key(request: Request) -> Response:
     """`DELETE /api/keys/...`: revoke a key; its running requests continue."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
-    # A key of cortex.toml would come back with the next start, so it must be removed there.
+    # A key in cortex.toml would be valid again after the next start, so it must be removed from the file instead.
     reject_static(gateway.authenticator.static, key_id)
     key = await gateway.key_store.revoke(key_id)
     await gateway.key_store.refresh()
@@ -151,7 +151,7 @@ def read_wait_secs(request: Request) -> float:
     text = request.query_params.get("wait_secs")
     if text is None:
         return MAX_WAIT_SECS
-    # Cut before the conversion: Python rejects integers of more than 4300 digits with an exception.
+    # Cut the text before `int`, which raises an exception for more than 4300 digits.
     if not (text.isascii() and text.isdigit()) or int(text[:9]) > MAX_WAIT_SECS:
         message = f"wait_secs must be an integer from 0 to {MAX_WAIT_SECS:g}"
         raise ApiError(400, "invalid_value", message, param="wait_secs")
@@ -173,7 +173,7 @@ def _fleet(request: Request) -> Fleet:
 
 
 async def create_invitation(request: Request) -> Response:
-    """`POST /api/invitations`: create one; only this response contains its token."""
+    """`POST /api/invitations`: create an invitation. Only this response has its token."""
     gateway: Gateway = request.app.state.gateway
     body = await NewInvitation.read(request)
     networks = [ip_network(text) for text in body.networks]
@@ -194,7 +194,7 @@ async def join_node(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     body = await NodeJoin.read(request)
     peer = request.client.host if request.client is not None else ""
-    # The address of the client decides which address the node may have. An unknown proxy would hide it.
+    # The client's address decides which address the node may have. An untrusted proxy would hide the client's address.
     if is_forwarded(request.scope["headers"]) and not gateway.proxies.trusts(peer):
         message = f"the request came through {peer}, which is not in gateway.trusted_proxies; add it there"
         raise ApiError(400, "untrusted_proxy", message)

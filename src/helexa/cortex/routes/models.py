@@ -63,7 +63,8 @@ def entry_of(request: Request, name: str) -> Entry:
     """Return the entry of the model or alias that `name` means in a request.
 
     Raises:
-        ApiError: 404 if there is no such model, or the key of the request may not use it; 503 if it is not known yet.
+        ApiError: 404 if the model does not exist or the key of the request may not use it. 503 instead, if a node has
+            not reported its models yet.
     """
     gateway: Gateway = request.app.state.gateway
     view = gateway.fleet.view()
@@ -98,7 +99,7 @@ async def load_model(request: Request) -> Response:
 
 
 async def unload_model(request: Request) -> Response:
-    """`POST /api/models/unload`: unload a model from one or all nodes, and respond."""
+    """`POST /api/models/unload`: unload a model from one node, or from all nodes."""
     gateway: Gateway = request.app.state.gateway
     body = await ModelUnloadRequest.read(request)
     model = await find_loadable(gateway, body.model)
@@ -138,7 +139,7 @@ async def clear_prefix_cache(request: Request) -> Response:
 
 
 def _holders(gateway: Gateway, model: str) -> list[str]:
-    """Return the names of the nodes that have a model; only healthy ones if any are."""
+    """Return the names of the nodes that have a model; healthy nodes only, if any."""
     nodes = [node for node in gateway.fleet.view().nodes if node.kind == "neuron" and model in node.models]
     if not nodes:
         raise model_not_found(model[:200], "no node has loaded it")
@@ -167,7 +168,8 @@ async def get_explanation(request: Request) -> Response:
     """`GET /api/explain`: respond with the current decision for a model.
 
     The query parameter `node` restricts the decision to one node. The parameter `without` excludes a node. With
-    `for_load=true`, the decision is that for an administrator's load, which may be any model on the disks of nodes.
+    `for_load=true`, the decision is the one for a load by an administrator, who may load any model on the disks of
+    nodes.
     """
     name = request.query_params.get("model", "")
     if not name:
@@ -256,7 +258,7 @@ class PullStream(Response):
         self._pulls, self._started = pulls, started
 
     def encode(self, state: NodePull) -> bytes:
-        """Return the bytes that tell the client a new state of the download."""
+        """Return a new state of the download as bytes for the client."""
         return frame(orjson.dumps(state.json_dict()), _EVENTS.get(state.pull.status, "error"))
 
     def unchanged(self, state: NodePull) -> bytes:

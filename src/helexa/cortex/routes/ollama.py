@@ -84,7 +84,7 @@ class OllamaGeneration(Generation):
             await serve(gateway, request, response, record, permit)
         else:
             await _load_or_unload(gateway, translation, response, record)
-        # `keep_alive` applies after the answer, as in Ollama: the idle time begins then, and 0 unloads at once.
+        # As in Ollama, the idle time `keep_alive` begins after the answer. A `keep_alive` of 0 unloads the model now.
         if keep_secs is not None and has_effect:
             gateway.lifecycle.keep(record.model, keep_secs)
 
@@ -162,7 +162,7 @@ async def reject(request: Request) -> Response:
 
 
 class OllamaAddress:
-    """Answers `GET /` as Ollama does, at Ollama's address; `app` answers the rest."""
+    """Middleware of the listener at Ollama's address: answers `GET /` as Ollama does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -181,7 +181,8 @@ async def _model_request(request: Request) -> ModelRequest:
 def _check_headers(headers: Headers) -> None:
     """Reject a request whose content type is not JSON, if a web page may have sent it.
 
-    Other clients may send any content type, as Ollama allows: its examples for curl send the content type of forms.
+    Other clients may send any content type, because Ollama accepts any: the curl commands in Ollama's documentation
+    send the content type of HTML forms.
     """
     is_browser = any(name in _BROWSER_HEADERS for name, _ in headers)
     require_json(headers if is_browser else [_JSON, *(header for header in headers if header[0] != b"content-type")])
@@ -252,7 +253,7 @@ class _PullLines(PullStream):
         return _line({"status": f"{pull.stage} {pull.model}"} | progress)
 
     def unchanged(self, state: NodePull) -> bytes:
-        """Return the last line again."""
+        """Return the last line again, to keep the connection alive."""
         return self.encode(state)
 
 
@@ -267,11 +268,11 @@ def _pull_failure(state: NodePull) -> ApiError:
 
 
 def _check_right(gateway: Gateway, principal: Principal | None) -> None:
-    """Raise an error unless the client is an admin, or all may start downloads."""
+    """Raise an error unless the client is an admin, or all clients may download."""
     if gateway.config.ollama.anyone_pulls or (principal is not None and principal.role == "admin"):
         return
     if principal is not None:
-        raise ApiError(403, "admin_only", "only an admin's API key may download models")
+        raise ApiError(403, "admin_only", "only an admin's API key may download models; send one")
     raise ApiError(
         401, "invalid_api_key", "only an admin may download models; send an admin's API key, or use `helexa pull MODEL`"
     )

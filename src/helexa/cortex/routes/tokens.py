@@ -57,7 +57,9 @@ async def ask_tokenizer(request: Request) -> Response:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         name, stored = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, name, stored)
-        if name != target.model or target.kind != "neuron":  # a third-party backend must get the field `model` once
+        # For a third-party backend, rewrite the body even if the name is the same. The rewrite removes repeated `model`
+        # fields, of which the backend might read another one than this gateway did.
+        if name != target.model or target.kind != "neuron":
             run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await run_rewrite(rewrite, body, {"model": target.model})
         async with gateway.prepared_images(target.model, body) as prepared:
@@ -203,7 +205,7 @@ async def _count_prompt(gateway: Gateway, principal: Principal | None, count: Co
             async with asyncio.timeout(COUNT_TIMEOUT_SECS):
                 response = await gateway.calls.call(target, TOKENIZE_PATH, body)
         except TimeoutError:
-            return None  # then the count is estimated: an approximate answer is better than none for a coding agent
+            return None  # the count is then estimated, because a coding agent needs at least an approximate count
         if response is not None and target.kind == "neuron" and response[0] in _REJECTED_PROMPT:
             raise read_error(*response)
         return response
@@ -217,9 +219,11 @@ Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
-    """Let a node count the prompt's tokens, else estimate them; return the body.
+    """Return the response body with the prompt's token count.
 
-    `ask` posts a body to a node, and returns status and body of the response, or None if the call failed.
+    Args:
+        ask: function that posts a body to a node, and returns status and body of the response, or None if the call
+            failed. In this case, the count is estimated.
     """
     completion = await ask(request.body_for(model))
     count = None if completion is None else parse_count(*completion)

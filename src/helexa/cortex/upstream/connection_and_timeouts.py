@@ -203,7 +203,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._clear_timer()  # the timer of the previous request may expire too late for this limit
         if interim:
             head += self._interim_header
-        # A small body is sent in one system call. A large one is not copied.
+        # A small body is sent together with the head in one system call. A large body is sent alone to avoid a copy.
         if len(body) <= _HIGH_WATER_BYTES:
             self._transport.write(b"%b\r\n%b" % (head, body))
         else:
@@ -212,7 +212,7 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             while not self._head_complete:
                 await self._wait_for_event()
-        # The rest of this response would otherwise be read as the response to the next request.
+        # Close the connection. Otherwise, the next request would read the rest of this response as its own.
         except BaseException:
             self.abort()
             raise
@@ -268,11 +268,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._timer = None
         if not self._awaiting_response:
             return
-        # One timer per connection instead of one per read: `last_received_at` shows whether data arrived meanwhile.
+        # There is one timer per connection instead of one per read. `last_received_at` shows whether data has arrived
+        # since the timer was started.
         now, idle_secs, answer_secs = self._loop.time(), self._timeouts.idle_secs, self._timeouts.answer_secs
         secs_left = self.last_received_at + idle_secs - now
         if not self._body_began:
-            # A whole response may take arbitrarily long. Polls show whether the node is up.
+            # A non-streamed response may take arbitrarily long, so wait on while polls show that the node is up.
             if secs_left <= 0 and self._is_alive is not None and self._is_alive():
                 secs_left = _RECHECK_SECS
             if answer_secs:
@@ -307,8 +308,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same methods
         enable_tcp_keep_alive(transport.get_extra_info("socket"))
         host, port = transport.get_extra_info("sockname")[:2]
-        # A node sends 102 only if its client has this address, so not through a proxy: some proxies take a 102 for the
-        # response itself.
+        # The header contains this side's address. A node sends 102 responses only if its client has this address, which
+        # is not the case behind a proxy. Some proxies would take a 102 response for the final response.
         self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:

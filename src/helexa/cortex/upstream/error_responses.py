@@ -161,13 +161,19 @@ def context_prompt(error: ApiError) -> int:
 
 
 def most_output(error: ApiError) -> int:
-    """Return the largest output limit of the model that an error states, or 0."""
+    """Return the model's maximum of output tokens that an error states, or 0.
+
+    A maximum below `_LEAST_OUTPUT` counts as not stated.
+    """
     most = _number(_MOST_OUTPUT, str(error))
     return most if most >= _LEAST_OUTPUT else 0
 
 
 def output_beside_prompt(error: ApiError, limit: int) -> int:
-    """Return the output limit below `limit` that the prompt leaves, or 0 if unknown."""
+    """Return how many output tokens fit beside the prompt, according to the error.
+
+    The result is 0 if the number is unknown, is less than `_LEAST_OUTPUT`, or is not less than `limit`.
+    """
     prompt = 0 if has_uncounted_prompt(error) else context_prompt(error)
     most = context_limit(error) - prompt if prompt else 0
     return most if _LEAST_OUTPUT <= most < limit else 0

@@ -48,14 +48,17 @@ def as_json(value: Any) -> bytes:
     except orjson.JSONEncodeError as error:
         if "64-bit" not in str(error):
             raise malformed(str(error)) from None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()  # json writes integers of any size
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()  # orjson rejects integers over 64 bits
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """In a response body: parse a tool call's arguments (empty: `{}`, invalid: None)."""
+    """Parse the arguments of a tool call. Return None if they are not a JSON object.
+
+    An empty text counts as an empty object.
+    """
     try:
         arguments = _exact(text) if text.strip() else {}
-        if isinstance(arguments, str):  # some tool parsers encode arguments twice that the model wrote as a string
+        if isinstance(arguments, str):  # if the model writes the arguments as a string, some tool parsers encode twice
             arguments = _exact(arguments)
     except (RecursionError, ValueError):
         return None

@@ -123,7 +123,7 @@ def _object_after(tail: bytearray, begin: int) -> dict[str, Any] | None:
         try:
             return orjson.loads(match[1])
         except orjson.JSONDecodeError:
-            pass  # a string contains braces, or the object is not JSON
+            pass  # a string contains braces, which `_any_object` handles, or the object is not JSON
     return _any_object(tail[begin:].decode("utf-8", "replace"))
 
 

@@ -85,7 +85,7 @@ class Database(Sql):
 
     @abstractmethod
     async def claim(self) -> Path | None:
-        """Reserve the database for this gateway, if it cannot be shared by gateways.
+        """Reserve the database for this gateway, if the backend allows only one gateway.
 
         Returns:
             The path of the database file, or None if the backend allows several gateways.
