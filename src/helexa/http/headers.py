@@ -33,7 +33,7 @@ def require_json(headers: Headers) -> None:
     # text without asking the server first (CORS preflight). A browser sends JSON only after the server has agreed.
     if not content_types or not all(map(_is_json, content_types)):
         raise unsupported_media_type(b", ".join(content_types)[:200].decode("latin-1"))
-    # A connection decodes supported encodings, and removes the header.
+    # `ClientConnection` decodes bodies with supported encodings, and removes the header `content-encoding`.
     for name, value in headers if b"content-encoding" in dict(headers) else ():
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             shown = value[:100].decode("latin-1")

@@ -155,7 +155,10 @@ class GroupCommit:
             self._wake.set()
 
     async def flush(self) -> None:
-        """With a write-ahead log, wait until all rows are written or the database fails."""
+        """With a write-ahead log, wait until all rows are written or the database fails.
+
+        Without a write-ahead log, return at once.
+        """
         if self._wal is not None and not self._ended:
             flushed = self._next_flush()
             self.wake(tidy=True)

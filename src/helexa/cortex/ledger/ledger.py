@@ -82,9 +82,8 @@ class Ledger:
             async with asyncio.timeout(_CLOSE_SECS):
                 # The time limit must not cancel a commit that is running.
                 await asyncio.shield(self._tasks[0])
-                if (
-                    not self._group_commit.clean
-                ):  # stay registered: the gateway's retirement will charge its open reservations
+                if not self._group_commit.clean:
+                    # This gateway stays registered. When it is retired later, its open reservations are charged.
                     raise DatabaseError("the ledger stopped before it had written all changes; see the gateway's log")
                 budgets = self._group_commit.budgets
                 await gateways.retire_all(self._database, [(budgets.gateway, budgets.batch)], self._clock())

@@ -42,7 +42,10 @@ class EvictionPlan:
 
 
 def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return the plan with the fewest evictions to load a model on a node, or None.
+    """Return the preferred plan to load a model on a node, or None if there is none.
+
+    A plan is preferred if it fits, then if it can start early, then by `preference`. There is no plan if the model does
+    not fit even after all allowed evictions.
 
     `since` is when the oldest waiting request for the model arrived (monotonic seconds).
     """
@@ -203,6 +206,9 @@ def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> 
 
 
 def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the `devices` devices with most free MB, each at least `share`, or None."""
+    """Return the `devices` devices with the most free memory, or None.
+
+    Each of them has at least `share` MB free. If there are fewer such devices, return None.
+    """
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

@@ -25,8 +25,8 @@ class Candidate:
     """In an explanation: a node, and whether and why it can serve or load the model."""
 
     node: str
-    warm: bool
-    verdict: str
+    warm: bool  # True if the node has the model loaded and can serve it
+    verdict: str  # explanation for people
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class Lifecycle:
         self._history.estimates_mb[model] = max(0, estimate.result() or 0)
 
     def _target(self, pending: PendingLoad) -> WarmRoute | None:
-        """Return the node that serves a pending load's model, or None."""
+        """Return the node that can serve a pending load's model already, or None."""
         view = self._fleet.view()
         if pending.node is None:
             return route(view, pending.model)
@@ -307,7 +307,7 @@ class Lifecycle:
                 self._decide()
                 self._unload_idle()
             except Exception:
-                log.exception("deciding on loads failed; the next decision follows")
+                log.exception("unexpected error while deciding on loads; the next decision will try again")
 
     async def close(self) -> None:
         """Cancel all loads and reject the waiting requests."""
@@ -389,7 +389,7 @@ class Lifecycle:
         with suppress(KeyError):  # the node was removed from the configuration
             node = self._fleet.node(job.pair[0])
             self._memory.correct(node, dict.fromkeys(job.devices, memory.free_mb), self._clock())
-            if not is_sleeping(node, job.pair[1]):  # a model that could not wake still sleeps
+            if not is_sleeping(node, job.pair[1]):  # after a failed wake, the model still sleeps
                 self._fleet.unloaded(*job.pair)  # the last poll may have reported that the model is loading
         return self._history.lacks_memory(job.pair, memory.required_mb)
 

@@ -19,7 +19,7 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """A model was not unloaded: its requests still run, or its memory is not needed."""
+    """A model was not unloaded: it has running requests, or no load needs its memory."""
 
 
 class Drain:

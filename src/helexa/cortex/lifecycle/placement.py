@@ -147,7 +147,8 @@ def _preference(
 ) -> tuple[bool, bool, int, bool, float, int, str]:
     """Return the sort key of a node's eviction plan. The node's name breaks ties."""
     unfit, evicts, cost, used = preference(snapshot, node, plan)
-    # Reading a long prompt from disk saves more time than waking a model saves over a load.
+    # A saved prompt counts more than a sleeping model, because reading a long prompt from disk saves more time than
+    # waking a model instead of loading it.
     saved = len(prompts & snapshot.saved_prompts.get((node.name, model), frozenset()))
     return unfit, evicts, -saved, not is_sleeping(node, model), cost, used, node.name
 
@@ -174,7 +175,7 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
 
 
 def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return the plan to load the model on the node, or None."""
+    """Return the plan to load the model on the node, or None if there is none."""
     # If the model is about to be unloaded from this node, the plan's `ready_at` is infinity, because the unload must
     # end before the load can start.
     plan = plan_eviction(snapshot, node, profile, since)

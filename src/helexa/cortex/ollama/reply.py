@@ -210,7 +210,7 @@ def string(value: Any) -> str:
 
 
 def now() -> str:
-    """Return the current time in UTC for Ollama's replies, as in RFC 3339."""
+    """Return the current time in UTC for Ollama's replies, in RFC 3339's format."""
     return f"{datetime.now(UTC).isoformat()[:-6]}Z"
 
 

@@ -138,10 +138,10 @@ class UpstreamConnection(asyncio.Protocol):
         # status and headers of the current response
         self.status = 0
         self.headers: Headers = []
-        self._timeouts = timeouts  # the timeouts. They may be changed at any time.
+        self._timeouts = timeouts  # the timeouts of the client, which may be changed at any time
         self._on_idle = on_idle  # called when the connection may be used for another request
         self._on_lost = on_lost  # called when the node has closed the idle connection
-        self._loop = loop  # the event loop
+        self._loop = loop
         self._awaiting_response = False
         self._request_sent_at = 0.0
         self._is_alive: Callable[[], bool] | None = None
@@ -188,7 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
             ReadTimeoutError: a timeout expired.
         """
         if self._transport is None or self._transport.is_closing():
-            raise IncompleteResponseError("closed")
+            raise IncompleteResponseError("connection closed")
         self._awaiting_response, self.response_began, self.status, self.headers = True, False, 0, []
         self._header_bytes, self._head_complete, self._until_close, self._complete, self._keep_alive = (
             0,
@@ -350,7 +350,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._complete = True
             self._wake()
         elif not self._complete:
-            failure = IncompleteResponseError(type(exc).__name__ if exc else "closed")
+            failure = IncompleteResponseError(type(exc).__name__ if exc else "connection closed")
             failure.__cause__ = exc
             self._fail(failure)
         self._clear_timer()
