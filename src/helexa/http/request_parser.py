@@ -192,7 +192,9 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """Pass the end of a request on (callback of httptools)."""
-        if not self.in_head:  # otherwise the head is parsed again without its upgrade header
+        # After a head with an upgrade header, httptools ends the message, and `_feed` parses the head again without the
+        # header. `in_head` is still True then.
+        if not self.in_head:
             self._unconfirmed_bytes = 0
             self.handle_end(keep_alive=self._parser.should_keep_alive())
 
