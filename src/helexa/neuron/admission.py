@@ -128,7 +128,7 @@ class Admission:
             del self._waiters[ticket]
 
     def _settle(self, tickets: list[Ticket]) -> None:
-        """Wake the tasks of decided `tickets`, and set the timer of the next deadline."""
+        """Wake the tasks of admitted or rejected tickets; set the timer of the queue."""
         for ticket in tickets:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():

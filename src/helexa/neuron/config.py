@@ -39,7 +39,7 @@ _SHORT_NAMES = {
     "NEURON_TP_STEP_TIMEOUT_S": ("recovery", "step_timeout_secs"),
 }
 
-_CANDLE = ("harness", "candle")  # the engine of the first helexa
+_CANDLE = ("harness", "candle")  # table of the first helexa's engine
 _NO_IMAGES = "helexa generates no images"
 _FORMER_SETTINGS = (
     FormerSetting((*_CANDLE, "prefix_cache", "enabled"), (*_CANDLE, "prefix_reuse"), lambda on: None if on else "off"),

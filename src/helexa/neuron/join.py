@@ -230,7 +230,7 @@ def _write_key(path: Path, service: str | None) -> list[str]:
         read_secret(path, "the key of the node")
         return []
     try:
-        # Create the file with its final mode: before a later chmod, other users could open it.
+        # The file is created with its final mode, because other users could open it before a later chmod.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"hlxnode_{secrets.token_urlsafe(32)}\n")
         if (group := _group_of(service)) is not None:

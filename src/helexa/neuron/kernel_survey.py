@@ -17,7 +17,7 @@ from helexa.neuron.options import TorchOptions
 NO_KERNELS = "no"
 """Kernel name of an unusable device."""
 
-_SURVEY_SECONDS = 300  # a slow disk delays the import of torch, and kernels may have to be compiled
+_SURVEY_SECONDS = 300  # enough to import torch from a slow disk, and to compile the kernels
 
 
 class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):

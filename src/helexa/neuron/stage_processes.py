@@ -139,8 +139,8 @@ def run_member(settings: GroupSettings, config: NeuronConfig) -> None:
     """Run a host other than host 0 until SIGTERM or SIGINT.
 
     Raises:
-        HelexaError: this host cannot join the group, because its secret, version, number or number of hosts does not
-            fit to host 0, or because another process uses its port.
+        HelexaError: this host cannot join the group, because host 0 has another secret, version or number of hosts, or
+            because another process uses this host's port.
     """
     stages = StageProcesses(config)
     stopping = threading.Event()

@@ -62,7 +62,7 @@ def choose_device(
 
 
 def device_for(model_bytes: int) -> DeviceChoice:
-    """Choose a device for files of `model_bytes` bytes by the free memory now."""
+    """Choose a device for a model of `model_bytes` bytes by the current free memory."""
     facts = accelerators()
     if not (facts.devices or facts.unavailable or has_nvidia_driver() or sys.platform == "darwin"):
         return choose_device(model_bytes, ())

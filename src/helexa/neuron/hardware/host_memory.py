@@ -79,7 +79,7 @@ def own_bytes(pid: int) -> int | None:
 
 
 def engine_bytes(pid: int) -> int | None:
-    """Return the `own_bytes` of an engine and its child processes; None if it ended."""
+    """Return the `own_bytes` of an engine and its children; None if the engine ended."""
     own = own_bytes(pid)
     return None if own is None else own + sum(own_bytes(child) or 0 for child in _children(pid))
 

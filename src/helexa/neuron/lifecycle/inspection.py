@@ -145,7 +145,7 @@ def _checkpoint(folder: Path) -> _Files:
 
 
 def _step_bytes(settings: Settings, config: Mapping[str, Any], rows: int, sequences: int) -> int:
-    """Estimate the memory of the largest step in bytes, as `memory_request` for CPUs."""
+    """Estimate the bytes of the largest step, in the same way as `memory_request`."""
     inner = [config.get(key) for key in ("intermediate_size", "moe_intermediate_size")]
     widest = max(settings.hidden + size for size in (*inner, 0) if isinstance(size, int))
     vocabulary = config.get("vocab_size")

@@ -20,7 +20,7 @@ from helexa.neuron.weights.model_file import read_json, text_config
 from helexa.neuron.weights.quantization_formats import has_more_bits, quant_named
 from helexa.neuron.weights.vision_config import has_vision
 
-if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
+if TYPE_CHECKING:  # imported at run time only where needed: in servers, or while an engine loads
     from helexa.core.node_reports import Device, Discovery
     from helexa.neuron.text.model_text import ModelText
     from helexa.neuron.vision.model_vision import ModelVision
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # modules that only servers need, or that are imported while 
 
 log = logging.getLogger(__name__)
 
-_HARNESSES = ("torch", "candle")  # `candle` was the engine of the first helexa; its load requests still work
+_HARNESSES = ("torch", "candle")  # `candle` was the engine of the first helexa; load requests may still name it
 _NO_PARSER = "none"
 
 
@@ -67,7 +67,7 @@ def engine_options(spec: LoadOptions, config: TorchOptions, device: str, group_h
 
 
 def check_tool_parser(name: str | None) -> None:
-    """Check before a load that `name` is None, `none` or a tool-call format."""
+    """Raise an error unless `name` is None, `none` or the name of a tool-call format."""
     if name is None or name == _NO_PARSER:
         return
     from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
@@ -139,10 +139,11 @@ def vision_of(path: Path, text: "ModelText", options: EngineOptions) -> "ModelVi
 def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
     """Return the quantization that the engine applies at the load, or "".
 
+    The result is empty for GGUF files, which are loaded unchanged, because they are already quantized.
+
     Args:
         quant: quantization that the load request names; None or empty for none.
     """
-    # GGUF files are loaded unchanged, because they are already quantized.
     if not quant:
         return ""
     if path.suffix.lower() != ".gguf":

@@ -35,7 +35,7 @@ from helexa.neuron.processes.file_locks_and_threads import FileThreads
 from helexa.neuron.sources.fetch_and_errors import ProgressReport
 from helexa.neuron.sources.hubs_and_sources import Sources
 
-if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
+if TYPE_CHECKING:  # imported at run time only where needed: in servers, or while an engine loads
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.grammar import GrammarChecker
     from helexa.neuron.host_group import Membership

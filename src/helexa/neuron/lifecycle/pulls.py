@@ -99,7 +99,7 @@ class Pulls:
             pull.status, pull.stage = "done", None
             log.info("downloaded model=%s", quoted(pull.model))
         finally:
-            # `cancel` has removed the task already, and a new download of the model may be running.
+            # After `cancel`, this task is no longer registered, and a new download of the model may be registered.
             if self._tasks.get(pull.model) is asyncio.current_task():
                 del self._tasks[pull.model]
             self._ended()

@@ -22,7 +22,7 @@ from helexa.neuron.processes import heaps_and_shared_memory
 from helexa.neuron.sources.fetch_and_errors import ProgressReport
 from helexa.neuron.sources.hubs_and_sources import Sources
 
-if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
+if TYPE_CHECKING:  # imported at run time only where needed: in servers, or while an engine loads
     from helexa.core.node_reports import FailedLoad, ModelInfo
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.host_group import Membership
@@ -116,7 +116,7 @@ class Registry:
                 return known.model
             if known.status not in ("poisoned", "sleeping"):
                 raise AlreadyLoadedError(f"model '{model_id}' is already loaded; unload it first to change its options")
-            del self._residents[model_id]  # its last engine has ended
+            del self._residents[model_id]  # the engine of a quarantined or sleeping model has ended
             if known.status == "sleeping":
                 await self._exclusively(model_id, asyncio.create_task(known.close()))
                 requested_devices, spec = spec.devices, copy.copy(known.spec)
@@ -287,8 +287,8 @@ class Registry:
     async def _make_room(self, waking: HostedModel) -> bool:
         """Put the model that was idle longest to sleep, for the memory of `waking`.
 
-        If all models have requests, wait until one is idle. Return False if there is none, or after
-        `kv_max_wait_secs`. Models that never sleep by themselves are left alone.
+        If all models have requests, wait until one is idle, at most `kv_max_wait_secs`. Return whether a model was put
+        to sleep. Models with the idle time 0, which never fall asleep by themselves, are not put to sleep here either.
         """
         until = self._clock() + self._admission.kv_max_wait_secs
         while others := [
@@ -336,7 +336,7 @@ class Registry:
             del self._busy[model_id]
             if not work.cancelled() and (error := work.exception()):
                 log.info(
-                    "work on a model failed model=%s error=%s",
+                    "load or unload failed model=%s error=%s",
                     quoted(model_id),
                     quoted(f"{type(error).__name__}: {error}"),
                 )

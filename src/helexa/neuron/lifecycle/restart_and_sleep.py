@@ -23,7 +23,7 @@ from helexa.neuron.engine.ipc.messages import Progress
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.options import TorchOptions
 
-if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
+if TYPE_CHECKING:  # imported at run time only where needed: in servers, or while an engine loads
     from helexa.core.node_reports import ModelInfo, ModelStatus
     from helexa.neuron.grammar import GrammarChecker
     from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
@@ -294,7 +294,7 @@ class HostedModel:
             self._waiting -= 1
 
     async def _one_wake(self) -> None:
-        """Wait for the running wake, or start one; raise its error if it fails."""
+        """Wait for the end of a wake, started if none is running; raise its error."""
         waking = self._begin_wake()
         await asyncio.wait([waking])
         if waking.cancelled():

@@ -170,7 +170,7 @@ class ServedModel:
         self._tok_s_decode = 0.0
         self._expect_request: Callable[[], None] = lambda: None
         self._wait_until_awake: Callable[[], Awaitable[None]] | None = None
-        self._earlier_totals = dict.fromkeys(_TOTALS, 0)  # totals of the engines before the last sleep
+        self._earlier_totals = dict.fromkeys(_TOTALS, 0)  # sums over the model's engines before the current one
 
     def set_wake(self, expect_request: Callable[[], None], wait_until_awake: Callable[[], Awaitable[None]]) -> None:
         """Set the functions that the methods `expect_request` and `wake` call."""
@@ -205,12 +205,12 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and output together now."""
+        """Current limit of prompt and output together, in tokens."""
         return self.limit.context
 
     @property
     def default_output(self) -> int:
-        """Output limit of requests without one; 0: only the context limits it."""
+        """Default output limit of requests, in tokens; 0: only the context is a limit."""
         return self._context_limit.default_output_tokens
 
     @property

@@ -68,7 +68,7 @@ def attach(fd: int) -> None:
 
 
 def beat() -> None:
-    """Increment this engine's progress counter: the engine does not hang."""
+    """Increment this engine's progress counter, to show that the engine does not hang."""
     _Engine.counts[0] += 1
 
 
@@ -76,7 +76,8 @@ def beat() -> None:
 def step_of(expected_seconds: float) -> Iterator[None]:
     """Report the expected duration of the step in this context to the server.
 
-    `expected_seconds` is 0 if it is unknown, or if the engine may make no progress for longer.
+    `expected_seconds` is 0 if the duration is unknown, or if an engine that does not hang may make no progress for
+    longer than the step.
     """
     _Engine.counts[2] = int(expected_seconds * 1e9)
     try:

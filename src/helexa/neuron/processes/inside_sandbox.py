@@ -29,7 +29,8 @@ def serve(respond: Callable[[bytes], bytes], max_memory: int) -> None:
         max_memory: maximum growth of the process's address space from now on, in bytes.
     """
     _limit_memory(max_memory)
-    # With a buffer of one byte, a read never takes the byte after a frame, which carries the request's file descriptor.
+    # The byte after a frame carries the request's file descriptor. With a buffer of one byte, reading the frame leaves
+    # this byte unread.
     requests = io.BufferedReader(io.FileIO(0, closefd=False), buffer_size=1)
     try:
         while (request := read_frame(requests)) is not None:

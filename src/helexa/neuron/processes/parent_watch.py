@@ -20,7 +20,7 @@ from contextlib import suppress
 
 
 def start() -> None:
-    """Kill this process, and its process group if it leads one, at the end of stdin."""
+    """Kill this process, and the process group that it leads, when its stdin closes."""
     threading.Thread(target=_watch, name="parent-watch", daemon=True).start()
 
 

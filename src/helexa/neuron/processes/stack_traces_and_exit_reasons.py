@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def use_native(dump_stacks_on: Callable[[int], object]) -> None:
-    """Let a native library handle `NATIVE_SIGNAL`; do nothing without `register`."""
+    """Let a native library handle `NATIVE_SIGNAL`, if `register` was called before."""
     if _Process.registered:
         dump_stacks_on(NATIVE_SIGNAL)
 

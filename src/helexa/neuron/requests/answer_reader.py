@@ -44,7 +44,8 @@ class AnswerForm:
     untagged_calls: bool = True
     # Whether a grammar decides the text of the answer. Reasoning and tool-call markers in this text are text.
     structured: bool = False
-    may_reason: bool = True  # whether a structured answer may begin with reasoning that the prompt has not begun
+    # whether a structured answer may begin with reasoning even if the prompt does not end in a reasoning block
+    may_reason: bool = True
 
     @property
     def runs_on(self) -> bool:
@@ -111,7 +112,7 @@ class AnswerReader:
         self._logprobs = TokenLogprobs(text.tokenizer, complete=scored) if logprobs else None
         self._reports_all = self._scores_missing = scored
         self._unscored = prompt if scored else ()
-        self._prompt_logprobs: list[Logprob] = [(0.0, [])]  # the first token's log-probability has no meaning
+        self._prompt_logprobs: list[Logprob] = [(0.0, [])]  # placeholder: the first token has no log-probability
         self._in_spelled_thoughts = False
         self._calls = 0
         self._repeated_calls = RepeatedCalls() if form is not None and form.must_call else None
@@ -128,7 +129,7 @@ class AnswerReader:
         return frozenset() if self._parser is None else self._parser.repairs
 
     def reason(self, output: TokenOutput) -> FinishReason:
-        """Return the finish reason; `output` was passed to `read` last."""
+        """Return the finish reason, given the last `output` that was passed to `read`."""
         if output.finish == "length" and not self.stopped:
             return "length"
         if self.stop_string is not None or self._calls == 0 or self._parser is None:
@@ -244,7 +245,7 @@ class AnswerReader:
                 case TextDelta(text):
                     self._add_text(text)
                 case WasReasoning() if self._marks is not None:
-                    pass  # reasoning is reported as text
+                    pass  # nothing to report, because the client receives reasoning as text
                 case ToolCallStart() if self._calls > 0 and not self._parallel:
                     self._release_held_text()
                     self.stopped = True

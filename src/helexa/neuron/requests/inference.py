@@ -21,7 +21,7 @@ from helexa.neuron.requests.prompt import NO_IMAGES, PartAt, PromptImages, cache
 from helexa.neuron.requests.request_and_run_records import RunRecorder, current
 from helexa.neuron.requests.sampling_and_context_limit import checked_limit, sampling_params
 
-if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
+if TYPE_CHECKING:  # these modules import pydantic, which is slow, and which private engines rarely need
     from helexa.core.wire.openai_chat import ChatRequest
     from helexa.core.wire.request import GenerationRequest
     from helexa.neuron.requests.text_chat import TextChat

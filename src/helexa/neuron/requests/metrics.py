@@ -30,7 +30,7 @@ _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 _PHASE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 
-disable_created_metrics()  # the `_created` series, which no dashboard reads: one for each counter and histogram
+disable_created_metrics()  # otherwise, each counter and histogram has a `_created` series, which no dashboard reads
 
 
 class Metrics:

@@ -20,7 +20,7 @@ from helexa.neuron.grammar.single_call import is_name
 from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.parsers.output import Tools
 
-if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
+if TYPE_CHECKING:  # these modules import pydantic, which is slow, and which private engines rarely need
     from helexa.core.wire.openai_chat import ChatRequest
     from helexa.core.wire.request import AnswerShape, GenerationRequest
     from helexa.neuron.requests.text_chat import TextChat

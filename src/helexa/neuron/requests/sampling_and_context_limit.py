@@ -11,7 +11,7 @@ from helexa.core.sampling import BOUNDS
 from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 
-if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
+if TYPE_CHECKING:  # these modules import pydantic, which is slow, and which private engines rarely need
     from helexa.core.wire.request import GenerationRequest
     from helexa.neuron.requests.text_chat import TextChat
 

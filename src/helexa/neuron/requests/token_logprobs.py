@@ -41,7 +41,7 @@ class TokenLogprobs:
         return entries
 
     def clear(self) -> None:
-        """Discard the buffered log-probabilities, whose tokens are not text."""
+        """Discard the buffered log-probabilities, because their tokens are not text."""
         self._waiting.clear()
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:

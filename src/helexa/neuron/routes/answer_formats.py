@@ -69,7 +69,8 @@ class OpenAIProjector(ABC):
         self.created = int(time.time())
         self._frames: dict[tuple[int, type], tuple[bytes, bytes]] = {}
         self._events: list[list[OutputEvent]] = [[] for _ in range(choices)]
-        self._ends: list[Finished | None] = [None] * (choices + 1)  # the last element is the end of all answers
+        # the `Finished` event of each answer; the last element is the event with the totals of all answers
+        self._ends: list[Finished | None] = [None] * (choices + 1)
 
     @abstractmethod
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Mapping[str, Any] | None:

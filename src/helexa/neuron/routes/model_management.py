@@ -302,7 +302,7 @@ def _registry(request: Request) -> Registry:
 
 
 def parse(kind: type[BodyT], body: bytes) -> BodyT:
-    """Return the request body as a `kind`.
+    """Parse and validate the request body, and return it as an object of class `kind`.
 
     Raises:
         ApiError: 400: a field is missing or invalid.
@@ -338,7 +338,7 @@ async def local_models(request: Request) -> Response:
         raise ApiError(
             404,
             "local_models_disabled",
-            "this node does not report the models on its disks; set local_models in its neuron.toml",
+            "this node does not report the models on its disks; set local_models = true in its neuron.toml",
         )
     return JsonResponse((await inventory.current()).json_dict())
 

@@ -207,14 +207,14 @@ async def disconnected(receive: Receive) -> None:
 
 
 def error_response(error: ApiError) -> Response:
-    """Return the reply to a request that failed with `error`: status, JSON body."""
+    """Return the HTTP response for `error`, with its status, headers and JSON body."""
     return Response(
         orjson.dumps(error.envelope()), error.status, headers=error.headers(), media_type="application/json"
     )
 
 
 def log_error_response(path: str, error: ApiError) -> None:
-    """Log one line about a reply with `error`, and add it to the record."""
+    """Log an error response in one line, and add its code to the request record."""
     current().error_codes.append(error.code or "internal")
     facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "error": str(error)}
     tell(logger, logging.WARNING, "refused", **facts | error.extras)

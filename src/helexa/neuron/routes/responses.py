@@ -133,7 +133,7 @@ async def _read_request(
         raise unsupported_parameter("store", "'store' must be false: this node stores no responses")
     previous = _previous(store, responses_request.previous_response_id, principal)
     sources = referred(store, responses_request.input, principal)
-    # In a thread, because parsing the items of a long conversation would block the event loop.
+    # Runs in a thread, because parsing the items of a long conversation would block the event loop.
     history, chat = await asyncio.to_thread(_conversation, previous, responses_request, sources)
     return responses_request, model, history, chat
 

@@ -255,7 +255,7 @@ class Downloads:
             DiskError: the model does not fit on the disk, or the cache is not writable.
         """
         commit, files = listing.commit, [listing.files[name] for name in names]
-        transfers = Fetch(fetch.progress)  # canceled at the first failure
+        transfers = Fetch(fetch.progress)  # handle of all transfers, which is canceled at the first failure
         absent = [file for file in files if not cache.has(commit, file)]
         if not absent:
             return

@@ -119,7 +119,10 @@ def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
 
 
 def hub_caches(config: NeuronConfig) -> dict[Path, str]:
-    """Return the cache folders of hubs with the source scheme of their first hub."""
+    """Return the cache folders of all hubs, each with the source scheme of its hub.
+
+    If several hubs share a folder, the result has the scheme of the first hub.
+    """
     hubs = [configured_hub(config, scheme) for scheme in _schemes(config)]
     return {hub.cache_dir: hub.scheme for hub in reversed(hubs)}
 
@@ -152,7 +155,8 @@ def _hub_model(cache: Path, folder: Path, scheme: str, is_default: bool) -> Down
         forms = {"safetensors": default.path} | forms
     path = default.path or next(iter(forms.values()), None)
     is_model = any(name.endswith((".gguf", ".safetensors")) for name in files) or any(folder.glob(_PARTIALS))
-    if path is None and not is_model:  # other tools cache other kinds of repositories in this folder
+    # Other tools cache repositories without models in the same folder.
+    if path is None and not is_model:
         return None
     missing = "" if path else default.missing or "a complete file"
     name = repository if is_default else source

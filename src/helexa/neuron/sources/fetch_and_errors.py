@@ -81,7 +81,7 @@ class WebError(Exception):
 
 
 class DiskError(Exception):
-    """A fetch failed: the disk is too small for the model, or it is not writable."""
+    """A fetch failed: the disk is too full for the model, or cannot be written."""
 
     def __init__(self, reason: str, kind: str = "cache_failed", **details: int | str) -> None:
         super().__init__(reason)

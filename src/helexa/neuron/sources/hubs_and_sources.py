@@ -114,7 +114,7 @@ class Hub:
     def size(self, name: str, quant: str | None, fetch: Fetch) -> int:
         """Return the size of a model's weights in bytes, according to the hub.
 
-        If `quant` applies to safetensors, the bytes are those after the quantization.
+        If the engine will quantize safetensors to `quant` at the load, the size is that of the quantized weights.
 
         Raises:
             SourceError: the hub does not have the model. `kind` is as in `model`.
@@ -159,7 +159,7 @@ class Hub:
         token = os.environ.get(self.auth_env, "").strip() if self.auth_env else ""
         if token or origin(url) != _HUB:
             return token or None
-        # The login stored by the Hub's tools is sent to the Hub only, never to another endpoint.
+        # The access token that the Hub's tools have stored is sent to the Hub only, never to another endpoint.
         try:
             path = os.environ.get("HF_TOKEN_PATH")
             return (expanded(Path(path)) if path else hub_home(os.environ) / "token").read_text().strip() or None
@@ -217,7 +217,7 @@ class Sources:
         self._refresh = refresh
         self._config = config
         self._downloads = Downloads(config.downloads.max_concurrent or _limit(os.environ))
-        # A separate thread pool, because a download may occupy a thread for hours.
+        # Not the default thread pool of the event loop, because a download may occupy a thread for hours.
         self._threads = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
         self._file_threads = FileThreads(_MAX_FETCHES, config.recovery.load_timeout_secs)
 

@@ -127,7 +127,7 @@ def cache_state(config: NeuronConfig) -> frozenset[tuple[str, int]]:
 
 
 def cached_models(config: NeuronConfig) -> list[FoundModel]:
-    """Return the models in the caches, each quantization on its own."""
+    """Return the models in the caches, with one element for each quantization."""
     return list(_found(entry for model in downloaded_models(config) for entry in _entries_of(model)))
 
 
@@ -142,7 +142,7 @@ def folder_models(scan: FolderScan) -> list[FoundModel]:
     return list(_found(map(_folder_entry, scan.models)))
 
 
-# Id, source id, form, other names, bytes, path and problem of a model.
+# Of a model: id, source id, quantization (or `safetensors`), other names, bytes, path, and why it cannot be used.
 _Entry = tuple[str, str, str, Iterable[str], int, Path | None, str | None]
 
 

@@ -79,7 +79,8 @@ def _uv() -> str | None:
 
 
 def _uv_command(uv: str, requirement: str, target: Path, cache: Path) -> list[str]:
-    # The private cache folder is on the target's disk, shows the progress by its size, and is deleted at the end.
+    # uv gets a cache folder of its own, on the same disk as `target`. The size of its files shows the progress, and the
+    # caller deletes the folder at the end.
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-progress"]
     return [*command, "--python", sys.executable, "--cache-dir", str(cache), "--target", str(target), "--", requirement]
 

@@ -194,7 +194,7 @@ def _rank(name: str) -> int:
 
 
 def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool) -> SourceError:
-    quant = quant[:100]  # the value may be as long as a request
+    quant = quant[:100]  # the value comes from the client, and may be very long
     available = list(dict.fromkeys(_ENDING.sub("", _file_name(name)).rpartition("-")[2] for name in ggufs))
     offer = f"it has {', '.join(available)}" if available else "it has no .gguf files at all"
     if dense:
@@ -214,7 +214,7 @@ def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool)
 
 
 def model_path(snapshot: Path, files: Sequence[str]) -> Path:
-    """Return the path to load: the first GGUF file, or the folder."""
+    """Return the path of the model: its first GGUF file, or the checkpoint folder."""
     return snapshot / files[0] if files[0].lower().endswith(".gguf") else snapshot
 
 
