@@ -175,7 +175,9 @@ class Admission:
                     retry,
                 )
             case Reason.ANON_YIELD:
-                return overloaded(f"the model is busy, and requests with an API key go first: {now}", retry)
+                return overloaded(
+                    f"the model is busy, and requests with an API key go first: {now}; retry in {retry} s", retry
+                )
             case Reason.KV_TIMEOUT:
                 free, required = self._mb(queue.available), self._mb(ticket.pages)
                 return ApiError(

@@ -278,6 +278,6 @@ class Reloader:
             if name in _LIVE:
                 log.info("setting reloaded setting=%s", name)
             else:
-                log.info("setting reloaded setting=%s; it takes effect at the next start", name)
+                log.info("changed setting not applied setting=%s; it takes effect at the next start", name)
         if not changed:
             log.info("configuration reloaded; nothing has changed")

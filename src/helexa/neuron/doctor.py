@@ -52,7 +52,9 @@ def _look(folder: Path, content: str) -> CheckResult:
     except OSError:  # the folder is not readable
         writable, free = False, 0
     if not writable:
-        return CheckResult("cache", "fault", f"{content} belong in {folder}, which is not writable")
+        return CheckResult(
+            "cache", "fault", f"{content} belong in {folder}, which is not a writable folder; change its permissions"
+        )
     text = f"{content} are stored in {folder}, {file_size_text(free)} free"
     if free < _LITTLE_BYTES:
         return CheckResult(

