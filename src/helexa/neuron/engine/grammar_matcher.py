@@ -38,7 +38,7 @@ class _Vocabulary:
         self.tokens = [token if len(token) <= _MAX_TOKEN else b"" for token in tokens]
         self.ends = sorted(end for end in tokenizer.eos_ids if end < width)
         special = {token for token in range(width) if self.tokens[token] and not tokenizer.token_bytes(token)}
-        special.update(self.ends)  # an end token never occurs in text, even if it has the bytes of a text
+        special.update(self.ends)  # end tokens are never part of a text, even if their bytes spell one
         self.special_token_ids = sorted(special)
         self._special = special
         if not self.ends:

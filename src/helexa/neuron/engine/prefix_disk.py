@@ -101,7 +101,7 @@ class PrefixDisk:
         self._lock = threading.Lock()
         self._index: dict[bytes, _Record] = {}
         self._touched: dict[Path, float] = {}  # when the modification time of a segment was last set
-        self._segment = folder  # the segment that is being written, once `_file` is open
+        self._segment = folder  # the segment that `_file` writes; without a meaning while `_file` is None
         self._file: BinaryIO | None = None
         self._failed: float | None = None  # time of the last failed write; None if a later write succeeded
         self.size = 0  # bytes of the known records

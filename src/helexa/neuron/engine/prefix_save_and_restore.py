@@ -94,7 +94,7 @@ class PrefixStore:
         self._held: dict[int, Sequence] = {}  # the sequences that wait for pages from disk, by id
         self._stale: set[int] = set()  # ids of the held sequences whose records were cleared
         self._token_secs = 0.0  # measured seconds to compute a prompt token; 0: unknown
-        self._heard = 0.0  # when the reader last returned something, or began
+        self._heard = 0.0  # time of the last record from the reader, or at which a first sequence began to wait
         self._silent = self._probing = False  # whether the disk is unreachable, and whether it is measured again
         self._reader = RecordReader(self._depth, self._held.__contains__, self._wake)
         self._ours, self._theirs = socket.socketpair()

@@ -176,7 +176,7 @@ class StepBuffers:
     def __init__(self, capacity: Capacity, device: Device, packed: bool) -> None:
         self._capacity = capacity
         self._packed = packed
-        # Without a copy to a device, kernels read the span arrays where the step has them.
+        # If nothing is copied to a device, kernels read the span arrays of the step itself, which then need no space.
         spans = capacity.sequences if packed else 0
         sizes = (*[capacity.rows] * (4 + _AXES), *[spans + 1] * 4, spans * _rounded(capacity.pages_per_sequence))
         size = sum(_rounded(array_size) for array_size in sizes)
@@ -219,7 +219,7 @@ class StepBuffers:
                 pages=layout.add_table(step.pages, spans, _rounded(width)),
             )
             layout.send()
-        # The next call but one must not overwrite the host buffer before it is copied.
+        # Mark the end of the copy. The second call after this one waits for it before it overwrites the host buffer.
         if self._copied:
             self._copied[self._turn].record()
         on_device = self._device.device

@@ -21,8 +21,8 @@ def window_pages_needed(window: int, page_size: int, sequences: int, step_tokens
         step_tokens: maximum number of tokens of a step, without drafts.
         drafts: maximum number of drafts of a sequence.
     """
-    # A window may begin within a page, and then lies in one page more than its positions would fill. The same holds
-    # for the new positions of a sequence.
+    # A window that begins within a page lies in one page more than its positions would fill. The same holds for the
+    # new positions of a sequence.
     per_sequence = -(-(window - 1) // page_size) + 1 + 1 + -(-drafts // page_size)
     return sequences * per_sequence + -(-step_tokens // page_size)
 
@@ -51,7 +51,8 @@ class WindowPages:
         self._empty = list(range(total - 1, -1, -1))
         self._cached: dict[int, None] = {}  # KV pages whose window page has no holder, the least recently used first
         self._holders = [0] * pages
-        # 1 for each KV page with a window page. A bytearray, because the planner reads many entries in each step.
+        # 1 for each KV page with a window page, else 0. The planner reads many entries in each step, which is faster
+        # from a bytearray than from a numpy array.
         self.present = bytearray(pages)
 
     @property
@@ -78,7 +79,8 @@ class WindowPages:
         index, first = count - 1, self.first_needed(count * self._page_size)
         while index >= first:
             if not has_window_page(index):
-                # Each longer prefix has this page in its window, or another page without a window page.
+                # Every prefix of more than `index` pages has in its window this page, or a later one that also lacks
+                # its window page.
                 count, first = index, self.first_needed(index * self._page_size)
             index -= 1
         return count

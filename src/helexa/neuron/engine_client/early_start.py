@@ -36,7 +36,8 @@ class EngineProcess:
                 descriptors = (child_socket.fileno(), child_pixel_socket.fileno(), self.heartbeat.fd)
                 names = ("--fd", "--pixels-fd", "--heartbeat-fd")
                 options = [str(word) for option in zip(names, descriptors, strict=True) for word in option]
-                # In a new session, Ctrl-C on the terminal reaches this program only, which then ends its engines.
+                # The process gets a new session, so that Ctrl-C on the terminal reaches only this program, which then
+                # ends its engines.
                 self.popen = subprocess.Popen(
                     [*command, *options],
                     stdin=subprocess.PIPE,

@@ -283,4 +283,4 @@ class WarmStandby:
     async def _end(self) -> None:
         if self._child is not None:
             await self._child.end(grace=0.0)
-            self._child = None  # only now: if this call is canceled, the next call ends the process
+            self._child = None  # last, so that the next call ends the process if this call is canceled

@@ -293,7 +293,7 @@ def test_memory_request_includes_the_weights_and_the_cache_of_an_eagle_head(eagl
             r"it reads the inputs of the layers \[2, 3, 4\], but the model has 4 layers",
         ),
         ({"eagle_aux_hidden_state_layer_ids": [0] * 1000}, r"the layers \[0, 0.{0,78}, but the model has 4 layers"),
-        ({"speculators_model_type": "eagle3"}, "its format, of the library 'speculators', is not supported"),
+        ({"speculators_model_type": "eagle3"}, "heads in the format of the library 'speculators' are not supported"),
     ],
 )
 def test_eagle_head_of_another_model_is_rejected(

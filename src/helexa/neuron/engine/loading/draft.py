@@ -76,7 +76,7 @@ class DraftPart(Build):
 
     def _own_request(self) -> MemoryRequest:
         own = self.request()
-        # The draft model has no window pages, because all of its layers use the KV page numbers of the other model.
+        # No window pages, because all layers of the draft model use the KV page numbers of the verifying model.
         return msgspec.structs.replace(own, page=own.page + own.window_page, window_page=0, window_pages=0)
 
     def load(self, decoder: Decoder, on_progress: Callable[[int, int], None]) -> Decoder:
@@ -233,7 +233,7 @@ class EaglePart(HeadPart):
         """
         if "speculators_model_type" in read_json(path / "config.json"):
             raise UnsupportedModelError(
-                "its format, of the library 'speculators', is not supported; convert it to EAGLE-3's"
+                "heads in the format of the library 'speculators' are not supported; convert it to the EAGLE-3 format"
             )
         return SafetensorsCheckpoint(path, eagle_tensor_names)
 

@@ -98,7 +98,7 @@ class Rank:
         return None
 
     def _run(self, runner: Runner, message: RunStep) -> None:
-        # A rank that computes another step than rank 0 would wait for it forever, or exchange wrong results.
+        # A rank that computes another step than rank 0 would wait for rank 0 forever, or exchange wrong results.
         if message.number != self._steps or message.digest != digest_of(message.data):
             raise ValueError(
                 f"received step {message.number}, expected an undamaged step {self._steps}; load the model again"

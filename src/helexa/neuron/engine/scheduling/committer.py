@@ -124,8 +124,8 @@ class Committer:
         # The matcher may have failed on a draft. Later drafts were then not checked, so they are not accepted.
         ahead = len(entry.drafts) if sequence.matcher is None else sequence.matcher.ahead
         accepted = _accepted(entry.drafts[:ahead], sampled)
-        # A suspect (see `Queues.suspects`) has now sampled a token in a step of its own, so it does not make steps
-        # fail.
+        # A suspect (see `Queues.suspects`) has now sampled a token in a step of its own, so it is not the cause of the
+        # failed step.
         self._queues.clear_suspicion(sequence)
         if accepted[-1] == NON_FINITE:
             return self._end_non_finite(sequence)

@@ -39,11 +39,11 @@ _FIRST_CREDIT, _MOST_CREDIT = 8.0, 16.0  # in durations of a step without drafts
 _TRIALS = 4  # steps with drafts for which the credit must suffice before the draft model computes missing tokens
 _LEAST_REJECTED, _MOST_REJECTED = 4, 16  # verifications without an accepted draft in a row, then the gate rests
 _FIRST_REST, _LONGEST_REST = 32, 512  # in steps
-_LEAST_GAIN = 1.02
+_LEAST_GAIN = 1.02  # minimum factor by which drafts must raise the tokens per second
 _LEAST_TESTED = 8  # verified drafts before a gain counts as measured
 _REFRESH_EVERY = 64  # steps with drafts after which a step without drafts measures the duration of such a step
 
-_PRIOR_NGRAM_ACCEPTANCE = 0.8
+_PRIOR_NGRAM_ACCEPTANCE = 0.8  # assumed acceptance before measurements
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT, _SEQUENCE_WEIGHT = 0.6, 4.0, 8.0  # weights in verified drafts
 _MODEL_DECAY, _SEQUENCE_DECAY = 0.99, 0.95  # factor of the counts after each step with drafts
 # A pass counts as at most `_MOST_OUTLIER` times the average duration, because the machine may have been busy.

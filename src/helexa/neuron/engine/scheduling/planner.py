@@ -254,7 +254,7 @@ class Planner:
         first = self._queues.waiting.first
         may_start = first is not None and self._may_start(first)
         # If too few pages are free for the first prompt of the queue, no waiting prompt starts. Otherwise shorter
-        # prompts could take the pages that it needs.
+        # prompts could take the pages that the first prompt needs.
         missing = self._memory.missing(self._queues.waiting) if may_start else {}
         for sequence in sorted([*prefilling, *missing], key=lambda prompt: missing.get(prompt, prompt.pending)):
             if not limits.tokens_for(sequence):
@@ -378,7 +378,7 @@ class Planner:
 
     def _useful_drafts(self, sequence: Sequence) -> int:
         tokens_left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
-        return tokens_left - 1  # the last token is sampled, so it needs no draft
+        return tokens_left - 1  # the token after the last draft is sampled, so it needs no draft
 
     def _open_drafts(self, sequences: list[Sequence], rows: int, budget: int) -> dict[Sequence, int]:
         """Return how many drafts the draft model adds to each sequence; allocate pages.

@@ -69,7 +69,7 @@ class PromptImages:
         overlapping = list(self.overlapping(start, stop)) if self._traits.whole else []
         if not overlapping:
             return None
-        # A sliding window excludes tokens at the beginning, as in a text. It does not change the ends.
+        # A sliding window excludes only tokens before a position, as in a text, so it does not change the ends.
         ends = int32(range(start + 1, stop + 1))
         for image_range in overlapping:
             ends[max(image_range.start - start, 0) : image_range.end - start] = image_range.end

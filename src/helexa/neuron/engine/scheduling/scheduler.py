@@ -113,7 +113,8 @@ class Scheduler:
             )
         if len(sequence.tokens) > self._most_tokens:
             return sequence.failure(
-                f"the prompt is longer than the context of {self.options.context_length}; shorten it"
+                f"the prompt has {len(sequence.tokens)} tokens, but the context has {self.options.context_length}; "
+                "shorten the prompt"
             )
         if sequence.request.image_ranges:
             sequence.images = PromptImages(sequence.request, self._image_traits)

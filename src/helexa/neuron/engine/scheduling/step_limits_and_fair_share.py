@@ -33,7 +33,7 @@ _WORST_OF = 4  # number of latest steps of which the slowest counts, because the
 
 # Duration of a step.
 _LIMIT_SHARE = 1 / 8  # maximum duration of a step, as a fraction of the time after which an engine counts as hung
-_MIN_TOKENS = 16  # a step of 16 tokens takes hardly longer than a step of one token
+_MIN_TOKENS = 16  # lower bound of the limit, because a step of 16 tokens takes hardly longer than a step of one token
 _SHORT_SECONDS = 0.5  # seconds that a step should take at most, so that new requests start soon
 _MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 tokens as in a step of 512
 
@@ -49,7 +49,7 @@ _FAIR_STRETCH = 1.6
 _FAIR_STEP_EVERY = 16  # number of steps after which one is a fair step, to measure its duration
 _LIGHT_STEP_EVERY = 8  # number of steps after which one has no prompt tokens of heavy principals, to measure decoding
 _FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until the cost of a prompt token is known
-_MIN_HEAVY_TOKENS = 16  # prompt tokens also add a fixed cost to a step
+_MIN_HEAVY_TOKENS = 16  # minimum prompt tokens of heavy principals, because fewer would cost nearly as much time
 _MAX_OVERRUN = 8.0  # maximum excess time, in durations of a fair step
 
 # Nominal seconds of a step, with `step_timing = "fixed"`.
