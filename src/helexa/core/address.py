@@ -58,9 +58,9 @@ _API_PATH = re.compile(r"(?:/+v1)+(?:/+(?:models|chat/completions|completions|re
 
 
 def without_api_path(url: str) -> str:
-    """Return the base URL without the final `/v1` that settings of clients have."""
+    """Return `url` without a final API path, such as `/v1` in settings of clients."""
     path = urlsplit(url).path
-    # Users also paste a doubled `/v1`, or the path of a route.
+    # Users may also paste `/v1` twice, or the path of a route.
     return url.removesuffix(path) + _API_PATH.sub("", path)
 
 

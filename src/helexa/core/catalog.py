@@ -173,7 +173,7 @@ def log_unknown_targets(catalog: Catalog, path: Path) -> None:
 
 
 def load(path: Path) -> Catalog:
-    """Read the catalog file `path`. A missing file gives a warning.
+    """Read the catalog file `path`. If it is missing, log a warning; return no models.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid catalog.

@@ -36,7 +36,7 @@ class FormerSetting:
 
     keys: Keys  # path of the key or table in the file
     replacement: Keys | None = None  # path of the key that takes the value. None if the setting has no effect.
-    # Converts the former value to the value of `replacement`. None as the result leaves the default.
+    # Function that converts the former value to the value of `replacement`. If it returns None, the default applies.
     convert: Callable[[Any], Any] = lambda value: value
     reason: str = ""  # why the setting has no effect, for the warning. Empty if `replacement` is set.
 
@@ -253,7 +253,7 @@ def _known_keys(schema: type[BaseModel], path: tuple[str, ...]) -> list[str]:
     for part in path:
         field = schema.model_fields.get(part)
         if field is None:
-            continue  # a list index or a free-form table key: the container's schema applies
+            continue  # `part` is a list index or a key of a free-form table, to which the same schema applies
         nested = _section_of(field.annotation)
         if nested is None:
             return []

@@ -78,8 +78,8 @@ MAX_TOKENS = 4096
 LOW_DETAIL_TOKENS = 256  # maximum number of tokens of an image with the detail `low` on helexa's nodes
 
 _PIXELS_PER_TOKEN = 32 * 32  # as in Qwen models; most other models have fewer tokens
-_HEAD_CHARS = 64 << 10  # characters of base64 to decode, a multiple of 4
-# Cameras write the size after a few segments. The limit bounds the work on a file that consists of tiny segments.
+_HEAD_CHARS = 64 << 10  # number of base64 characters that are decoded to find the size of an image; a multiple of 4
+# In files of cameras, the size comes after a few segments. The limit bounds the work on a file of many tiny segments.
 _MAX_JPEG_SEGMENTS = 64
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG segments that contain the size
 

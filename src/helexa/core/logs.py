@@ -16,7 +16,7 @@ from helexa.core.errors import ConfigError
 MAX_LINES = 1000
 MAX_CHARS = 2000
 _MAX_EXCEPTION_CHARS = 8000
-_MIN_SECRET_CHARS = 8  # shorter texts occur in ordinary words
+_MIN_SECRET_CHARS = 8  # shorter secrets are not hidden, because they may be parts of ordinary words
 _HIDDEN = "[hidden]"
 _SECRETS = (
     (re.compile(r"\bhlx_\w+"), _HIDDEN),
@@ -154,7 +154,7 @@ class LogLines(logging.Handler):
         """Keep the line of a log record. `logging` holds the handler's lock."""
         try:
             line = self._line(record)
-        except Exception:  # as in other handlers, a wrong log call must not fail the code that logs
+        except Exception:  # as in other handlers, an invalid log call must not raise an error in the code that logs
             self.handleError(record)
             return
         self._lines.append(line)

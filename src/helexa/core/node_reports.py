@@ -79,7 +79,7 @@ class Discovery(Record):
     # Name of an accelerator that uses main memory, such as Apple's GPU, or None. This accelerator is not listed in
     # `devices`.
     unified_accelerator: str | None = None
-    # The accelerators that engines can use. The index of an accelerator is its number in engines, too.
+    # The accelerators that engines can use. An accelerator with the index N is the device `cuda:N` in engines.
     devices: list[Device] = Field(default_factory=list[Device])
     numa_nodes: list[NumaNode] | None = None  # the NUMA nodes whose CPUs engines may use, or None if there is only one
     # Largest number of ranks that a gateway may request for a load. None if the node does not report this number.
@@ -339,10 +339,10 @@ class LocalModel(Record):
 class LocalModels(Record):
     """Response of `GET /models/local` of a node."""
 
-    revision: str = ""  # text that changes when the list changes. `GET /health` has it, too.
+    revision: str = ""  # text that changes when the list changes; equal to `local_revision` in `GET /health`
     # the models, sorted by id, at most `MAX_LOCAL_MODELS`
     models: list[LocalModel] = Field(default_factory=list[LocalModel])
-    complete: bool = True  # False if there are more models than the list has
+    complete: bool = True  # False if the node has more models than the list
     problems: list[str] = Field(default_factory=list[str])  # one line for each folder that cannot be read
     downloads: bool = False  # whether the node downloads models on request
 
@@ -360,7 +360,7 @@ class Pull(Record):
     model: str  # the source id that the client named
     status: Literal["running", "done", "failed", "canceled"] = "running"  # state of the download
     stage: str | None = None  # current stage, such as `list`, `download` or `unpack`
-    # bytes of the stage; `total` is None if unknown
+    # bytes of the stage so far, and in total; `total` is None if unknown
     done: WireInt = 0
     total: WireInt | None = None
     error: str | None = None  # why the download failed

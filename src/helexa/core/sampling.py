@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The permitted range of a sampling option, both ends included; None for no end."""
+    """The permitted range of a sampling option, with its limits; None for no maximum."""
 
     low: float
     high: float | None = None
@@ -55,7 +55,7 @@ class NumericSampling(RecommendedSampling):
     @property
     def fixed_seed(self) -> int | None:
         """The seed of reproducible answers, or None if the seed is random."""
-        # Clients that always send a seed send -1 for a random one, as to llama.cpp, Ollama and vLLM.
+        # As in llama.cpp, Ollama and vLLM, clients that always send a seed can send -1 to request a random seed.
         return None if self.seed == -1 else self.seed
 
 

@@ -28,13 +28,16 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Return the index after the first end of an event in `data[begin:]`, or 0."""
+    """Return the index in `data` after the first event end from `begin` on, or 0."""
     match = _EVENT_END.search(data, begin)
     return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Return the index after the last end of an event in `data[begin:end]`, or 0."""
+    """Return the index in `data` after the last event that ends before `end`, or 0.
+
+    Ends of events before the index `begin` do not count.
+    """
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 

@@ -26,7 +26,8 @@ class Build(NamedTuple):
 @cache
 def build() -> Build:
     """Return commit and time of the installed wheel's build; unknown in a source tree."""
-    import json  # slow to import, as the other local imports here, and every process of helexa imports this module
+    # Local imports in this module are slow imports. Every process of helexa imports the module, and few need them.
+    import json
 
     try:
         return Build(**json.loads(_BUILD.read_text()))

@@ -197,7 +197,7 @@ async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerat
 
     `items` is closed after the last item, or as soon as the caller takes no more items.
     """
-    lock = asyncio.Lock()  # closing waits for the end of an interrupted step
+    lock = asyncio.Lock()  # held during a step, so that `close` waits for the end of an interrupted step
     last: asyncio.Task[Any] | None = None
 
     async def step() -> T | None:

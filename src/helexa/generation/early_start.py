@@ -18,7 +18,7 @@ _CONNECT_SECONDS = 0.2
 def start_engine_early(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """Start an engine process if the command will probably use a private engine.
 
-    If the command does not use the process, it ends with the command.
+    If the command does not use the process, the process ends with the command.
     """
     if needs_engine(arguments, environ) and has_engine_packages():
         from helexa.neuron.engine_client.early_start import start_early

@@ -63,6 +63,7 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _invalid(name: str, environ: Mapping[str, str], reason: str) -> "ConfigError":
-    from helexa.core.errors import ConfigError  # commands import this module before they start an engine process
+    # A local import, because commands import this module before they start an engine process, which must not be late.
+    from helexa.core.errors import ConfigError
 
     return ConfigError(f"{name if environ.get(name) else ALIASES.get(name, name)}: {reason}")

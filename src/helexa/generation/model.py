@@ -201,7 +201,7 @@ class Model:
         return blocking(BlockingCaller().wait(self._open(on_progress, self)))
 
     async def aopen(self, on_progress: OnProgress | None = None) -> Target:
-        """Load the model, and return what runs it: the async version of `open`."""
+        """Load the model, and return the server or engine: the async version of `open`."""
         return await AsyncCaller().wait(self._open(on_progress, self))
 
     def close(self) -> None:

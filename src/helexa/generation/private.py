@@ -51,7 +51,7 @@ from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.weights.gguf.files import part_names
 from helexa.neuron.weights.quantization_formats import share_left
 
-if TYPE_CHECKING:  # modules that are imported while an engine loads, or only for values that need validation
+if TYPE_CHECKING:  # imported at run time only while an engine loads, or for values that need validation
     from helexa.core.wire.openai_chat import ChatRequest
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
@@ -335,7 +335,7 @@ class PrivateTarget:
             return
         registry, self._registry = self._registry, None
         if registry is not None:
-            with suppress(ApiError):  # already unloaded
+            with suppress(ApiError):  # the model is unloaded already
                 await registry.unload(self.model)
 
     async def _load(self, report: OnProgress) -> None:

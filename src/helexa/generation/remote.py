@@ -114,7 +114,7 @@ class ServerClient:
         return RemoteTarget(self, name) if name in names else None
 
     async def models(self) -> dict[str, bool]:
-        """Return whether each model of the server is loaded.
+        """Return the names of the server's models, each with whether it is loaded.
 
         Raises:
             UnreachableError: the server does not respond.
@@ -324,7 +324,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _vector(embedding: Any) -> list[float]:
-    """Return an embedding, which is numbers, or float32 bytes in base64."""
+    """Decode an embedding, which is a list of numbers, or float32 values in base64."""
     if isinstance(embedding, list):
         return list(map(float, embedding))
     data = base64.b64decode(embedding)

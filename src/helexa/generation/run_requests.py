@@ -18,11 +18,9 @@ _MAX_SUSPECTS = 256  # maximum number of failed requests that a batch repeats
 
 
 async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:
-    """Run a request.
+    """Run a request, and yield the chunks of its response as they arrive.
 
-    Yield the chunks of its response as they arrive, and the complete response as the last item.
-
-    Closing the generator cancels the request.
+    The last item is the complete response. Closing the generator cancels the request.
 
     Raises:
         HelexaError: the model could not be downloaded or loaded.

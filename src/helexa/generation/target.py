@@ -37,7 +37,7 @@ class End:
 
 
 class WasThought:
-    """An event of a target: all text before it was reasoning."""
+    """An event of a target: all text before this event was reasoning."""
 
 
 Event = Delta | ToolCallDelta | WasThought | End

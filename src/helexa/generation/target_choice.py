@@ -67,7 +67,7 @@ class ModelLocation:
     def key(self) -> tuple[object, ...]:
         """Key under which `Targets` caches the selected server or engine.
 
-        It depends on the environment variables.
+        The key includes the values of the environment variables that select a model or a server.
         """
         return (self, self.wanted_model, self.url, self.is_private)
 

@@ -28,7 +28,10 @@ def tool_definitions(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
 
 
 def chosen_tool(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
-    """Return OpenAI's field `tool_choice` for the library's option."""
+    """Return OpenAI's field `tool_choice` for the option `tool_choice` of the library.
+
+    If the option is a string other than `auto`, `none` and `required`, it is the name of a tool.
+    """
     if not isinstance(choice, str) or choice in ("auto", "none", "required"):
         return choice
     return {"type": "function", "function": {"name": choice}}

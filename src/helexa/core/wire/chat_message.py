@@ -11,7 +11,8 @@ from helexa.core.wire.request import WireObject
 
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
-# Type of a text part -> field with its text. The Responses API has the types `input_text` and `output_text`.
+# Name of the field with the text, by the type of a text part. `input_text` and `output_text` are types of the Responses
+# API.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _THINKING_PARTS = ("thinking", "redacted_thinking")
 _REASONING = ("reasoning_content", "reasoning", "thinking")

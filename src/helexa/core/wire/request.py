@@ -45,7 +45,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
-# A pair of surrogates, a lone surrogate (group 1), or another escape sequence.
+# Escape sequences in JSON: a pair of surrogates, a lone surrogate (group 1), or another escape sequence.
 _SURROGATES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
@@ -260,7 +260,8 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # `reject_unsupported` checks both limits. -1 stands for no limit, as in llama.cpp and LM Studio.
+    # `reject_unsupported` checks the range of `max_tokens` and `max_completion_tokens`. -1 means no limit, as in
+    # llama.cpp and LM Studio.
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: Annotated[

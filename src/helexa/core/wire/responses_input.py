@@ -22,7 +22,7 @@ from helexa.core.wire.responses_output import response_of
 
 _MARK = "helexa1."
 
-# Calls that are shown to the model, with the name of the field that has the input.
+# Types of calls of hosted tools that are shown to the model, with the name of the field that has the input.
 _INPUTS = {
     "custom_tool_call": "input",
     "local_shell_call": "action",
@@ -342,7 +342,7 @@ def _reasoning_text(item: Item, field: str) -> str:
 
 
 def _call_id(item: Item, name: str, field: str) -> Message:
-    """Return the id of a call as the field `name`."""
+    """Return a dict with the id of a call as the field `name`; empty without an id."""
     # If calls and outputs have no ids, their order shows which of them belong together.
     return {name: _string(item, "call_id", field)} if item.get("call_id") is not None else {}
 

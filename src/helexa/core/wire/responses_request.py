@@ -25,7 +25,8 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 _IGNORED = frozenset({"web_search", "web_search_preview", "image_generation", "tool_search"})
 TOOL_TYPES = frozenset({"function", "custom", "namespace", *_IGNORED})
 
-# The parameters of a custom tool in a chat request. Its input is any text. `hosted_call` gives earlier calls this form.
+# The parameters of a custom tool in a chat request. The only parameter is the input, which is any text. `hosted_call`
+# converts earlier calls of custom tools to the same format.
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 _UNSUPPORTED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
@@ -35,7 +36,7 @@ _INCLUDABLE = frozenset(
     {
         _LOGPROBS,
         "reasoning.encrypted_content",  # reasoning is returned in plain text
-        "code_interpreter_call.outputs",  # the following outputs never occur here
+        "code_interpreter_call.outputs",  # the outputs from here on never occur in responses of helexa
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
@@ -43,7 +44,7 @@ _INCLUDABLE = frozenset(
         "web_search_call.results",
     }
 )
-_PARAM_NAMES = {  # names of chat completions' parameters in this API
+_PARAM_NAMES = {  # names in the Responses API of parameters of chat completions
     "messages": "input",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",

@@ -36,7 +36,7 @@ class CacheMiss(TypedDict):
     # `position` were neither in memory nor on disk any more. `no_state`: only the recurrent state was missing.
     reason: Literal["changed", "evicted", "no_state"]
     position: int  # index of the first token that was computed again
-    message: NotRequired[int]  # index of the message with this token; absent if it is in no message
+    message: NotRequired[int]  # index of the message with this token; absent if the token is in no message
     role: NotRequired[str]  # role of this message, or `tools` for the tool definitions
     text: NotRequired[str]  # text of the prompt around the position
 
