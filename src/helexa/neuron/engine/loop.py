@@ -378,7 +378,7 @@ class Engine:
         return None if self._steps.idle else 0
 
     def _changed_prefixes(self) -> CachedPrefixes | None:
-        """Return the cached prefixes; None if the last call returned the same."""
+        """Return the cached prefixes; None if they are unchanged since the last call."""
         store = self._store
         if store is None:
             latest = self._scheduler.queues.recent.prefixes({}, lambda page_hash: False)

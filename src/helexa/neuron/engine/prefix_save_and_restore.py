@@ -209,7 +209,7 @@ class PrefixStore:
         return ready
 
     def _release(self, sequence: Sequence) -> Sequence:
-        """Return a held sequence, which can start from the pages that were read."""
+        """Return `sequence`, which can start from the pages that were read."""
         del self._held[sequence.id]
         self._stale.discard(sequence.id)
         self._touch(sequence.chain[1:])
@@ -257,7 +257,7 @@ class PrefixStore:
         )
 
     def clear(self) -> None:
-        """Forget what is saved or read, and let the writer delete all records."""
+        """Drop pages being saved or read, and let the writer delete all records."""
         self._unsaved.clear()
         self._names.clear()
         self.saved_prefixes = {}
@@ -430,7 +430,7 @@ class PrefixStore:
 def open_store(
     model: Path, options: EngineOptions, runner: Runner, memory: Memory, pages: PagePool, states: StatePool | None
 ) -> PrefixStore | None:
-    """Return the store of a model's prompts; None if it is off or impossible."""
+    """Return the store of a model's prompts; None if saving is off or impossible."""
     if not options.prefix_disk_mb or options.prefix_reuse == "off" or not runner.reads_caches:
         return None
     largest = max([*runner.page_parts, *runner.window_parts, *runner.state_parts])

@@ -31,7 +31,7 @@ def int32(values: Any = ()) -> Int32:
 
 
 class HiddenRows(msgspec.Struct, frozen=True):
-    """Rows of one sequence whose hidden states an embedding or prompt scores need."""
+    """Rows whose hidden states an embedding, prompt scores or a draft head need."""
 
     sequence: int
     count: int  # number of rows of this sequence. The rows of the next object in the list follow.

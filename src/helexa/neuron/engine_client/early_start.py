@@ -57,7 +57,7 @@ class EngineProcess:
             self.heartbeat.release_fd()
 
     def close(self) -> None:
-        """End the process, which no client uses, and close its sockets and pipes."""
+        """End a process that no `Child` uses yet, and close its sockets and pipes."""
         self.popen.kill()
         self.popen.wait()
         self.heartbeat.close()

@@ -172,7 +172,7 @@ class MemoryGrants:
 def _start_time_of(pid: int) -> float | None:
     """Return the start time of the process `pid`, or None if there is no such process.
 
-    Linux counts the time since boot, so changes of the system's clock have no effect.
+    On Linux, the time is in clock ticks since boot, so changes of the system's clock have no effect.
     """
     try:
         return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -101,8 +101,8 @@ class Child:
         """Start an engine process, which waits for the message `Load`.
 
         Args:
-            command: command line of the process (see `EngineProcess`). None for `COMMAND`, or for the process that
-                this program has started early.
+            command: command line of the process (see `EngineProcess`). None for the process that this program has
+                started early, or for `COMMAND` if there is no such process.
 
         Raises:
             HelexaError: the system has run out of file descriptors, memory or processes.
@@ -151,7 +151,7 @@ class Child:
     async def log_stacks(self) -> None:
         """Make the engine log its threads' stack traces: Python's, then native ones.
 
-        The method waits until the engine logs nothing for half a second, but at most 3 seconds per request.
+        For each of the two kinds, the method waits until the engine logs nothing for half a second, at most 3 seconds.
         """
         for number in (stack_traces_and_exit_reasons.PYTHON_SIGNAL, stack_traces_and_exit_reasons.NATIVE_SIGNAL):
             self.signal(number)

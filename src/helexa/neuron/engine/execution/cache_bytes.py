@@ -10,7 +10,7 @@ from helexa.neuron.tensors import Tensor
 
 
 class CacheBytes:
-    """The KV pages, or the state slots, of all layers of one rank as bytes.
+    """Reads and writes the KV pages, or the state slots, of one rank as bytes.
 
     Args:
         caches: tensors whose first dimension is the page or the slot.
@@ -27,7 +27,7 @@ class CacheBytes:
 
     @tensors.inference_mode()
     def write(self, index: int, contents: bytes | memoryview) -> None:
-        """Replace a page or a slot by bytes from `read`."""
+        """Replace a page or a slot in all layers by bytes from `read`."""
         values, start = np.frombuffer(contents, np.uint8), 0
         for cache, raw in self._caches:
             if raw is not None:

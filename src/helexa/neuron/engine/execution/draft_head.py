@@ -38,7 +38,7 @@ class HeadDrafter(ModelDrafter):
     """Per sequence: its last hidden states, and its positions in a draft head's cache."""
 
     def forget(self) -> None:
-        """Forget the hidden states, because the sequence starts again."""
+        """Forget the hidden states, because the sequence is computed again."""
         super().forget()
         self._states: deque[Float32] = deque(maxlen=TAIL)  # hidden states of the last positions before `_kept`
         self._kept = 0  # the position after that of the last state in `_states`
@@ -62,7 +62,7 @@ class HeadDrafter(ModelDrafter):
         """Choose the rows to compute for drafts after `length` tokens.
 
         Returns:
-            Whether the head can draft: False if the hidden state of the token before the last one is not kept.
+            Whether the head can draft. It needs the hidden state of the token before the last token.
         """
         end, oldest = length - 1, self._kept - len(self._states)
         if not oldest < end <= self._kept:
@@ -139,7 +139,10 @@ class HeadModel(DraftModel):
                 sampled += count
 
     def begin(self, drafters: Rows[ModelDrafter]) -> None:
-        """Give each drafter a context, taken from the drafters that drafted longest ago."""
+        """Give a context to each drafter that has none.
+
+        The contexts of the drafters that drafted longest ago are reused.
+        """
         own = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
         kept = {drafter.context for drafter in own if self._owns(drafter)}
         for drafter in own:

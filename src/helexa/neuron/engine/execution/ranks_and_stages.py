@@ -39,7 +39,7 @@ class OtherProcesses(Protocol):
         ...
 
     def captured(self) -> str | None:
-        """Wait for all processes; return why one cannot capture the graph, or None."""
+        """Wait for the captures; return why a process failed to capture, or None."""
         ...
 
     def forget_graphs(self) -> None:

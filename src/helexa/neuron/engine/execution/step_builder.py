@@ -164,7 +164,7 @@ def _presences(sequence: Sequence, drafts: tuple[int, ...]) -> _Cells:
 def wanted_states(entry: PlanEntry, tail: int) -> range:
     """Return the positions of a sequence whose hidden states a step must return.
 
-    For a draft head, rows that sample a token are not included: the step keeps their hidden states anyway.
+    For a draft head, rows that sample a token are not included, because the step keeps their hidden states anyway.
 
     Args:
         tail: see `build_step`.

@@ -93,7 +93,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def no_draft_model(options: EngineOptions) -> str:
-    """Return why these options exclude a draft model; empty if they do not."""
+    """Return why `options` exclude a draft model; empty if they do not."""
     if options.tensor_parallel > 1 or options.pipeline_parallel > 1:
         return "several processes compute the model (tensor_parallel, pipeline_parallel)"
     if options.device != "cpu":

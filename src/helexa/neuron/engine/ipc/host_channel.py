@@ -133,7 +133,7 @@ class Channel:
         return body
 
     def close(self) -> None:
-        """Close the connection. The other end's next call raises a ChannelError.
+        """Close the connection, so that `receive` at the other end raises a ChannelError.
 
         A call that is blocked in another thread of this process raises a ChannelError, too.
         """

@@ -42,7 +42,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class FrameDecoder:
-    """Splits the bytes of a socket into messages of the types `kind`, a union."""
+    """Splits the bytes of a socket into messages of `kind`, a union of types."""
 
     def __init__(self, kind: object) -> None:
         self._decoder: msgspec.msgpack.Decoder = msgspec.msgpack.Decoder(kind)

@@ -113,7 +113,7 @@ def measured_on_device(
 
 
 def largest(step_tokens: int, sequences: int) -> list[StepInput]:
-    """Return the steps that need the most memory, and shorter prompts for compilation."""
+    """Return steps that need the most memory, and steps that compile other kernels."""
     # The most memory is needed by the longest prompt chunk, or by a decode step in which all sequences sample. The
     # shorter prompt chunks let all kernels be compiled before requests arrive.
     sampling_by_length = {

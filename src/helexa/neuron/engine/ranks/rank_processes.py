@@ -160,7 +160,7 @@ class RankProcesses:
         self._send_all(CaptureGraph(bucket))
 
     def captured(self) -> str | None:
-        """Wait for all ranks; return why one cannot capture the graph, or None.
+        """Wait for the captures; return why a rank cannot capture the graph, or None.
 
         Raises:
             DeviceError, MemoryError, HelexaError: the device of a rank failed.

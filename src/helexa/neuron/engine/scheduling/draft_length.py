@@ -170,7 +170,7 @@ class Acceptance:
         self.accepted = self.accepted * self._decay + accepted
 
     def rate(self, prior: float, weight: float) -> float:
-        """Return the acceptance, with `prior` as the result of `weight` earlier drafts."""
+        """Return the acceptance, if `weight` earlier drafts had the acceptance `prior`."""
         return (self.accepted + prior * weight) / (self.tested + weight)
 
 
@@ -230,7 +230,7 @@ def first_position(length: int, page_size: int) -> int:
 
 
 def is_behind(length: int, end: int) -> bool:
-    """Return whether a draft model with `end` of `length` tokens is too far behind."""
+    """Return whether too many of `length` tokens are missing after the first `end`."""
     return length - end > _MOST_MISSING
 
 
@@ -371,7 +371,7 @@ class DraftGate:
         self._rejected = 0
 
     def _should_rest(self) -> bool:
-        """Return whether too many drafts were rejected to try new drafts in every step."""
+        """Return whether so many drafts were rejected that the gate must rest."""
         # If the acceptance was high before, a few rejections start no rest, because the draft model falls behind during
         # a rest.
         gain = self._speedup(self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT / 2), 1)

@@ -72,8 +72,8 @@ class Planner:
     def plan_after(self) -> Plan:
         """Plan the step after the step in flight, whose results are not known yet.
 
-        Call this method within the context `plan.as_after`. The plan may be empty. It omits sequences that need a new
-        page if no page is free. `may_plan_ahead` is then False until the next call of `plan`.
+        Call this method within the context `plan.as_after`. The plan may be empty. If no page is free, the plan omits
+        sequences that need a new page, and `may_plan_ahead` returns False until the next call of `plan`.
         """
         self._ahead = True
         try:

@@ -163,8 +163,8 @@ class Scheduler:
                 sequence with an error, and removes its KV pages from the prefix cache.
             seconds: duration of the step; None if the planner must not learn from the step.
             logprobs: log-probabilities of the sampled tokens, by index in `sampled`, for sequences that request them.
-            hidden: sums of the hidden states of this step, float32 [H] (H: hidden size), by sequence id, for embedding
-                requests.
+            hidden: sums or maxima of the hidden states of this step, float32 [H] (H: hidden size), by sequence id, for
+                embedding requests.
             scores: log-probabilities of prompt tokens that this step has computed, in prompt order, by sequence id.
         """
         if seconds is not None:

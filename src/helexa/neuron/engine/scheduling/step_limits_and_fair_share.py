@@ -149,7 +149,8 @@ class StepLimits:
         """Raise the limit on prompt tokens of heavy principals to at least `tokens`.
 
         Args:
-            chunked: a prompt of which only a chunk fits into the step. If it belongs to a heavy principal, do nothing.
+            chunked: a prompt of which only a chunk fits into the step. If the prompt belongs to a heavy principal, the
+                method does nothing.
             tokens: number of prompt tokens of the step that prompts other than `chunked` may use.
         """
         if chunked.principal not in self.heavy:
