@@ -78,7 +78,7 @@ class BackendAnswer:
         self._chat = chat  # True for a chat completion, False for a text completion
         self._streamed = streamed  # True if the client requests a stream
         self._conversation = conversation  # body of the request. Ids of tool calls that it contains are not used again.
-        self._legacy = b'"functions"' in conversation
+        self._legacy = b'"functions"' in conversation  # True if the client uses the deprecated field `functions`
         self._changes = changes  # what the gateway changed in the tool calls of the request
         self._stream: BackendStream | None = None
         self._begun = self._ended = False
@@ -250,8 +250,8 @@ class NativeResponses:
         """Return the next bytes of the body, or empty bytes at its end.
 
         Raises:
-            ApiError: 502: the body is empty or a web page, or a stream has ended without its last event. Or the error
-                in the stream, if its event has no type, so that clients cannot read it.
+            ApiError: 502: the body is empty or a web page, or a stream has ended without its last event. An error event
+                without a type, which clients could not read, is raised with its own status.
             UpstreamError: the connection to the backend failed.
         """
         if not self._names:

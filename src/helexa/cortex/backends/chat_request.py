@@ -55,8 +55,8 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
 
     Args:
         body: the request as JSON.
-        refused: names in `OPTIONAL_FIELDS` that the backend refuses. These fields are left out. Without `max_tokens`,
-            the limit is in `max_completion_tokens`.
+        refused: names in `OPTIONAL_FIELDS` that the backend refuses. These fields are left out. The value of a refused
+            `max_tokens` moves to `max_completion_tokens`.
         thinks_by_effort: True for a server that ignores `chat_template_kwargs`, as Ollama does.
     """
     chat = orjson.loads(body)
@@ -78,7 +78,8 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
     if TOGETHER in refused and "temperature" in chat and "top_p" in chat:
         del chat["temperature" if chat["temperature"] == 1 else "top_p"]  # 1 is the default temperature of the models
     if thinks_by_effort and disables_thinking:
-        chat[EFFORT] = "none"  # also if `_DROPPED` has removed the field: the model has refused only other efforts
+        # Set the field even if the loop above has removed it: the model refused only other values than `none`.
+        chat[EFFORT] = "none"
     for tool in chat.get("tools", ()):
         function = tool["function"]
         if isinstance(parameters := function.get("parameters") or {}, dict):

@@ -45,7 +45,8 @@ def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
     prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     cached = _cached(usage)
     if prompt is None and (prompt := _count(usage.get("input_tokens"))) is not None and cached is None:
-        # Anthropic's `input_tokens` do not include cached tokens; OpenAI's Responses API has `input_tokens_details`.
+        # Without `input_tokens_details`, `input_tokens` has Anthropic's meaning. It does not include cached tokens, so
+        # they are added.
         cached = _count(usage.get("cache_read_input_tokens"))
         prompt += (cached or 0) + (_count(usage.get("cache_creation_input_tokens")) or 0)
     if completion is None:
@@ -64,7 +65,10 @@ def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _cached(usage: dict[str, Any]) -> int | None:
-    """Return the number of cached tokens in a field that is not OpenAI's, or None."""
+    """Return the number of cached tokens, or None.
+
+    The result is also None if the number is in `prompt_tokens_details`, where OpenAI's chat API has it.
+    """
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict) and details.get("cached_tokens") is not None:
         return None

@@ -11,7 +11,8 @@ from helexa.cortex.upstream.response_body import as_json, malformed, parse_argum
 
 MAX_CALLS = 512
 MAX_ARGUMENT_CHARS = 4 << 20
-# Maximum number of checks whether the arguments of a call are complete. After them, a repeated name begins no new call.
+# Maximum number of checks whether the arguments of a call are complete. After these checks, the arguments count as
+# incomplete, so a repeated name begins no new call.
 MAX_CHECKS = 1000
 
 _ID_ALPHABET = string.ascii_letters + string.digits
@@ -71,8 +72,9 @@ class _Call:
         return parse_arguments(text) is not None
 
 
-# Separates the id of a call from the signature that the id carries. Other ids must not contain this mark, also those
-# that contain the name of the function.
+# Google's models sign their tool calls. If the client's API has no field for the signature, the gateway appends this
+# mark and the signature to the id of the call. The mark must not occur in ids without a signature. Some of these ids
+# contain the name of the function, so the mark must also be unlikely in names.
 _SIGNATURE_MARK = "_thought_signature_"
 _SIGNATURE = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_SIGNATURE_CHARS = 8192
@@ -98,7 +100,7 @@ def split_signature(id: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Changes:
-    """What the conversion of an answer's tool calls must take into account."""
+    """Settings for the conversion of an answer's tool calls."""
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])  # original names of functions by their short names
     # True if the client's API has no field for the signature of a call. The id of the call then carries the signature.
@@ -112,12 +114,13 @@ UNCHANGED = Changes()
 class ToolCalls:
     """Converts tool calls of a backend's choice: sets new indexes and unique ids.
 
-    Backends give all calls the same index or none, omit the ids, or repeat id and name in each delta. A delta begins a
-    new call in one of these cases:
+    Some backends give all calls the same index, or no index. Some omit the ids, or repeat id and name in each delta.
+    The index, or else the id, or else the order tells which call a delta would continue. The delta begins a new call
+    instead in one of these cases:
 
-    * its id differs from the id of the call that it would continue
-    * it has no id, and its name differs from the name of this call
-    * it has no id, and the name is repeated after complete arguments
+    * The delta has another id than the call, and no call has this id.
+    * The delta has no id, and another name than the call.
+    * The delta has no id, and repeats the name of the call after complete arguments.
     """
 
     def __init__(self, is_taken: Callable[[str], bool], changes: Changes = UNCHANGED) -> None:
@@ -318,7 +321,8 @@ class Choice:
     def end(self, reason: Any, *, replace: bool = False) -> None:
         """Store the first finish reason of the chunks or of the whole answer.
 
-        If `replace`, the reason replaces an earlier one: output has followed, so the earlier reason was not the end.
+        If `replace` is true, `reason` replaces an earlier reason. The caller sets `replace` if output has followed the
+        earlier reason, because the choice had not ended there.
         """
         meaning = finish_reason(reason)
         if meaning is not None and (self.reason is None or replace):

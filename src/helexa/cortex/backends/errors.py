@@ -55,8 +55,8 @@ def _error(error: Any) -> ApiError:
     code, kind = fields.get("code"), fields.get("type")
     if type(code) is not int:
         code = _STATUSES.get(kind.lower(), _UNKNOWN) if isinstance(kind, str) else _UNKNOWN
-    # These errors are not the client's: a backend's 401, 402 or 403 is about the gateway's own key or account, and its
-    # 404 about a model that the gateway has found there.
+    # The client did not cause these errors, so it gets status 502. A backend's 401, 402 or 403 is about the gateway's
+    # own key or account. Its 404 is about a model that the backend itself has listed.
     status = 502 if code in (401, 402, 403, 404) or not 400 <= code < 600 else code
     return read_error_value(status, {"error": error})
 

@@ -14,18 +14,19 @@ class Knowledge:
 
     refused: frozenset[str] = frozenset()  # optional fields that the backend refuses
     lacks_responses: bool = False  # True if the backend has no `/v1/responses`
-    # True if its `/v1/responses` refuses tools that are not functions. A request with such tools becomes a chat
-    # request, in which the functions of namespaces are plain functions.
+    # True if the backend's `/v1/responses` refuses tools that are not functions. The gateway then translates a request
+    # with other tools to a chat request, in which the functions of namespaces are plain functions.
     functions_only: bool = False
     alternates: bool = False  # True if the roles of messages must alternate
-    plain_texts: bool = False  # True if content must be a text
+    plain_texts: bool = False  # True if the content of a message must be a string, not a list of parts
     reasons: bool = False  # True if all messages of the assistant must have reasoning
     no_effort: bool = False  # True if the model accepts tools only with the reasoning effort `none`
     short_ids: bool = False  # True if ids of tool calls must have Mistral's format
     short_names: bool = False  # True if names of functions must be short
     signed: bool = False  # True if tool calls must have signatures
     most_output: int = 0  # largest output limit of the model, or 0 if unknown
-    # Context length of a model of vLLM, or 0 if unknown. A request whose output limit is not below it gets no limit.
+    # Context length of a model that vLLM serves, or 0 if unknown. If the output limit of a request is not below the
+    # context length, the gateway removes the output limit, because vLLM refuses it.
     context: int = 0
 
 

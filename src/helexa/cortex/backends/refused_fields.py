@@ -32,7 +32,7 @@ def without_field(body: bytes, name: str) -> bytes:
 
 
 def output_limit(body: bytes) -> int | None:
-    """Return the output limit field of a translated chat request, or None."""
+    """Return the output limit of a translated chat request, or None."""
     fields = _fields.decode(body)
     raw = fields.get(OUTPUT_LIMIT) or fields.get(NEW_OUTPUT_LIMIT)
     limit = None if raw is None else orjson.loads(memoryview(raw))
@@ -46,8 +46,9 @@ def with_output_limit(body: bytes, limit: int) -> bytes:
 
 def refused_fields(body: bytes, error: bytes) -> set[str]:
     """Return the optional fields of `body` that the error response `error` names."""
-    # An error that names `max_tokens` alone is about its value. The field itself is refused only if the error also
-    # names `max_completion_tokens`: a backend that knows neither would otherwise generate without a limit.
+    # `max_tokens` counts as refused only if the error also names `max_completion_tokens`, the field that replaces it.
+    # An error that names only `max_tokens` is probably about its value. If the gateway moved the limit to another field
+    # in this case, a backend that ignores unknown fields would generate without a limit.
     named = {
         name
         for name in OPTIONAL_FIELDS

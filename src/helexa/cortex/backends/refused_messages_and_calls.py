@@ -25,12 +25,12 @@ _REFUSED_PARTS = re.compile(
 
 
 def refuses_parts(error: bytes) -> bool:
-    """Return whether an error response says that content must be a text."""
+    """Return whether an error response says that content must be a string."""
     return _REFUSED_PARTS.search(error) is not None
 
 
 def with_plain_texts(body: bytes) -> bytes:
-    """Return a chat request in which content of several texts is one text."""
+    """Return a chat request in which lists of text parts are joined to one string."""
     return changed_messages(body, lambda messages: [with_one_text(message) for message in messages])
 
 
@@ -47,9 +47,9 @@ def requires_reasoning(error: bytes) -> bool:
 
 
 def with_reasoning(body: bytes) -> bytes:
-    """Return a chat request with reasoning added to the assistant's messages without."""
-    # Some backends refuse messages of the assistant without reasoning, and an empty text. Many clients do not send the
-    # reasoning back, and messages of other models have none.
+    """Return a chat request in which every message of the assistant has reasoning."""
+    # Some backends refuse messages of the assistant without reasoning or with an empty reasoning text. Many clients do
+    # not send the reasoning back, and messages of other models have none.
     return changed_messages(body, lambda messages: [_with_reasoning(message) for message in messages])
 
 
@@ -165,7 +165,9 @@ _REFUSED_NAMES = re.compile(
 )
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]")
-_KEPT_CHARS = 54  # of a longer name; an underscore and 8 digits of its hash follow, and an underscore may precede
+# Number of characters that a new name keeps of the old name. With an underscore and 8 hash digits after them, and
+# perhaps an underscore before them, the new name has at most 64 characters.
+_KEPT_CHARS = 54
 
 
 def refuses_names(error: bytes) -> bool:
@@ -224,8 +226,8 @@ def _renamed(value: Any, short: Callable[[str], str], levels: int = _MOST_LEVELS
 def with_original_names(body: bytes, originals: Mapping[str, str]) -> bytes:
     """Replace the strings in JSON text that are short names by the original names.
 
-    `originals` has the original names by short names. A short name has the hash of the original name, so an equal
-    string has the same meaning wherever the backend repeats it.
+    `originals` has the original names by short names. A short name contains a hash of the original name, so no other
+    string in the body is likely to equal it.
     """
     if not originals:
         return body

@@ -128,7 +128,8 @@ class _Call:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list[str])
-    waiting: list[str] = field(default_factory=list[str])
+    waiting: list[str] = field(default_factory=list[str])  # arguments that were not sent to the client yet
+    # cached result of `is_complete`: number of pieces in `arguments`, and whether they form a complete JSON object
     _completeness: tuple[int, bool] = (-1, False)
 
     def is_complete(self) -> bool:
@@ -283,7 +284,8 @@ class ResponsesAnswer:
                 # The Responses API has one item at a time, but chat completions may interleave their calls.
                 call.waiting.append(arguments)
                 self._count_waiting(arguments)
-        if is_new or call is self._calls[0]:  # otherwise the first call has not changed, so it need not be ended
+        # Only a new call or a change of the first call can end the first call. Other deltas need no check.
+        if is_new or call is self._calls[0]:
             while len(self._calls) > 1 and self._calls[0].is_complete():
                 events += self._next_call()
         return events

@@ -14,16 +14,17 @@ from helexa.cortex.backends.errors import error_in, failed_answer, incomplete
 from helexa.cortex.upstream.response_body import BYTE_ORDER_MARK, as_json, malformed, read_json
 
 MAX_CHOICES = 128
-MAX_LINES = 1000  # Maximum number of lines of an event. The lines so far are parsed again with each line.
+MAX_LINES = 1000  # maximum number of lines of an event, because each new line parses all lines of the event again
 
 _KEEP_ALIVE = b":\n\n"
 _DONE_MARK = b"[DONE]"
+# Fields of a backend's choice that are not copied to the converted choice. Their content is converted separately.
 _MOVED = (
     "message",
     "usage",
     "error",
     "text",
-)  # fields of a backend's choice that are not copied: `delta` gets their content
+)
 
 Json = dict[str, Any]
 
@@ -33,8 +34,8 @@ class BackendStream:
 
     * Each converted event has one line of data, an id, and a list of choices. Well-formed events keep their bytes.
     * The finish reason of a choice and the token counts are held back until the stream has ended. The first finish
-      reason after the last output counts. Of several token counts, as of a backend that sends the counts so far in each
-      chunk, only the last ones are sent: many clients add up the counts of all chunks.
+      reason after the last output counts. If a backend sends the counts so far in each chunk, only the last counts are
+      sent, because many clients add up the counts of all chunks. A client that requests counts in each chunk gets them.
     * An error in any form ends the stream with `failure`.
     """
 
@@ -69,7 +70,8 @@ class BackendStream:
                     break
                 if self._at_start:
                     self._at_start, line = False, line.removeprefix(BYTE_ORDER_MARK)
-                out.extend(self._read_line(line))  # one by one, so that the events before an error are kept
+                # `_read_line` is a generator. If it raises an error, `out` keeps the events from before the error.
+                out.extend(self._read_line(line))
             if self._lines.partial_bytes + self._data_bytes > MAX_EVENT_BYTES:
                 raise malformed(f"an event is over the limit of {MAX_EVENT_BYTES} bytes")
         except ApiError as error:
@@ -159,7 +161,8 @@ class BackendStream:
         if choice.reason is not None and choice.reason != FAILED:
             if had_ended and not has_output:
                 return
-            if had_ended and index in self._held:  # a backend that sends a finish reason in each chunk
+            # The backend sends a finish reason in each chunk. The held chunk was not the last one, so it is sent.
+            if had_ended and index in self._held:
                 yield self._held[index].released(None)
             self._held[index] = last  # held back until the stream ends
             return

@@ -1,10 +1,10 @@
 """Circuit breakers: nodes that keep failing get no requests.
 
-A pair of node and model that keeps failing gets no requests. Only transport failures count: a failed
-connection, a reset, a timeout on a node whose polls fail too, or a response that is not HTTP. The requests of one
-client may be the cause of the failures, for example if they crash a backend. Each client therefore has its own breaker
-of a pair. The pair's breaker for all clients opens only if requests of two clients failed in a row, or if the node's
-polls fail too. After a response with status 429 or 503, the router prefers other nodes for a short time.
+There are breakers for each pair of a node and a model. Only transport failures count: a failed connection, a reset, a
+timeout on a node whose polls fail too, or a response that is not HTTP. The requests of one client may be the cause of
+the failures, for example if they crash a backend. Each client therefore has its own breaker for each pair. The pair's
+breaker for all clients opens only if requests of at least two clients failed in a row, or if the node's polls fail too.
+After a response with status 429 or 503, the router prefers other nodes for a short time.
 
 No function in this module reads a clock: callers pass the time.
 """
@@ -76,7 +76,7 @@ class Breaker:
             alone: True if the failures of one client may open the breaker.
         """
         cooldown_until = max(self.cooldown_until, now + COOLDOWN_SECS)
-        # A request from before the breaker opened must not open it for longer.
+        # This request began before the breaker opened. Its failure must not prolong the open state.
         if self.state(now) == "open" and not self.probing:
             return replace(self, cooldown_until=cooldown_until)
         failures, shared = self.failures + 1, self.shared or (self.failures > 0 and client != self.last_client)
@@ -189,7 +189,8 @@ class Breakers:
         self._breakers.pop(key, None)  # inserted again below: the dict is in the order of the last changes
         if not breaker.blank(now):
             self._breakers[key] = breaker
-            # The breakers for all clients stay: there is one for each pair, and clients must not push them out.
+            # Only breakers of single clients are dropped. Breakers for all clients stay: their number is limited by the
+            # number of pairs, and many clients must not displace them.
             of_clients = (key for key in self._breakers if key[2] != ANY)
             if len(self._breakers) > MAX_BREAKERS and (oldest := next(of_clients, None)) is not None:
                 del self._breakers[oldest]

@@ -1,12 +1,14 @@
 """Ejections: nodes that fail requests which other nodes serve get few requests.
 
-A node is at fault for an error response if another node has answered the same request well. Each such
-*strike* ejects the (node, model) pair: for a while, the router prefers other nodes. Then the pair gets one request at a
-time as a trial. A failed trial doubles the time of the next ejection. A good response takes one strike back. No request
-fails because of an ejection: an ejected pair still gets requests if no other node can serve them.
+If a node responds to a request with an error, and another node answers the same request well, the first node is at
+fault. This is called a *strike*. A strike ejects the (node, model) pair: for a while, the router prefers other nodes.
+Then the pair gets one request at a time as a trial. A failed trial doubles the time of the next ejection. A good
+response takes one strike back. No request fails because of an ejection: an ejected pair still gets requests if no other
+node can serve them.
 
-* An error in a request's content, such as a 400, is usually the client's. But if a pair has rejected the last
-  `MAX_REJECTIONS` requests to a path, it is suspect: requests that it rejects are then tried on another node, too.
+* An error about a request's content, such as a 400, is usually the client's fault. But if a pair has rejected the last
+  `MAX_REJECTIONS` requests to a path, the pair is suspect: requests that it rejects are then tried on another node,
+  too.
 * A request may contain something that only this node cannot process. A strike therefore ejects the pair only for
   requests of the same client to the same API path. If requests of two clients give strikes, without a good response to
   another client in between, the pair is ejected for all clients of the path.
@@ -47,7 +49,8 @@ class Ejection:
     """
 
     strikes: int = 0  # number of strikes that were not taken back
-    # Client whose request gave the last strike. In an ejection for all clients, the first strike only sets this field.
+    # Client whose request gave the last strike. In an ejection for all clients, the first strike only sets this field
+    # (an accusation). Only a strike by another client ejects the pair for all clients.
     accuser: str = ANY
     until: float = -inf  # end of the ejection
     trying: bool = False  # True while a trial request is in progress
@@ -164,7 +167,7 @@ class Ejections:
         self._ejections.pop(key, None)  # inserted again below: the dict is in the order of the last changes
         if ejection != Ejection():
             self._ejections[key] = ejection
-            # The ejections for all clients stay: clients must not push them out.
+            # Only ejections for single clients are dropped. Many clients must not displace ejections for all clients.
             of_clients = (key for key in self._ejections if key[1].client != ANY)
             if len(self._ejections) > MAX_EJECTIONS and (oldest := next(of_clients, None)) is not None:
                 del self._ejections[oldest]

@@ -137,7 +137,7 @@ class Fleet:
         return max(self._heard_at.get(name, -inf), *received_at, -inf)
 
     def is_answering(self, name: str) -> bool:
-        """Return False if a node is silent although it runs requests of this gateway.
+        """Return whether a node runs requests of this gateway, and is not silent.
 
         A node is silent if it has run requests for `MAX_SILENCE_SECS` and has sent nothing during this time.
         """
@@ -301,7 +301,7 @@ class Fleet:
     def rejected(self, name: str, model: str, requester: Requester) -> bool:
         """Record an error about a request's content; return whether the node is suspect.
 
-        Requests that a suspect node rejects are worth a try on another node.
+        A suspect node has rejected several requests in a row. The caller tries the rejected request on another node.
         """
         return name in self._nodes and self._ejections.rejected((name, model), requester.path)
 
@@ -420,7 +420,7 @@ class Fleet:
             # Models in a node's first report (`read_at` is None) were loaded at an unknown earlier time.
             if is_new and info.status not in _NOT_LOADED and node.read_at is not None:
                 self._loaded_at.setdefault((node.name, model), began)
-            # another gateway or client uses the model
+            # requests of another gateway or client use the model
             if node.other_requests.get(model):
                 self._used_at[node.name, model] = began
         for model_times in (self._loaded_at, self._unloaded_at, self._used_at):

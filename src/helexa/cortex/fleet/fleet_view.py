@@ -149,7 +149,7 @@ class FleetView:
     # For this client and path, the pairs get requests only if no other node can serve.
     ejected: frozenset[EjectionKey] = frozenset()
     local: LocalIndex = field(default_factory=LocalIndex)  # the usable models on the disks of all nodes
-    serves_local: bool = False  # whether the gateway loads these models on demand
+    serves_local: bool = False  # whether the gateway loads the models in `local` on demand
 
     def holder(self, response: str) -> Node | None:
         """Return the node that stores the response with this id, or None."""
@@ -232,7 +232,7 @@ def sees_images(view: FleetView, catalog: Catalog, model: str) -> bool | None:
 def local_profile(view: FleetView, model: str, *, requested: bool = False) -> Profile | None:
     """Return the profile to load a model from the disks of nodes in the view, or None.
 
-    If an administrator requests the load (`requested`), the gateway need not serve local models.
+    `requested` is True if an administrator requests the load. The load is then allowed even if `serves_local` is False.
     """
     reports = view.local.models.get(model) if view.serves_local or requested else None
     if not reports:

@@ -102,7 +102,7 @@ class OpenAINode:
         return await _NodePoll(self._client, node, bearer).report()
 
     async def poll_load(self, node: Node, bearer: str | None = None) -> Report | None:
-        """Return a node's number of requests, or None if its server does not report it."""
+        """Return a report with a node's number of requests; None if it is not reported."""
         if not node.models or any(info.harness != "vllm" for info in node.models.values()):
             return None
         health = await or_none(_NodePoll(self._client, node, bearer).vllm_load, node.models)
@@ -120,7 +120,8 @@ class _NodePoll:
     async def report(self) -> Report:
         entries = _entries(parse(_listing, await self._get("/v1/models")))
         known: Known = self._node.models if self._node.healthy and not self._node.misses else {}
-        # If all models are known to be of one server, only its endpoints are requested: nodes are polled every second.
+        # If one server program is known to serve all models, only the endpoints of this program are requested, because
+        # nodes may be polled every second.
         harnesses = {known[name].harness if name in known else None for name in entries}
         harness = harnesses.pop() if len(harnesses) == 1 else None
         health = None
@@ -144,13 +145,15 @@ class _NodePoll:
         for name, count in _vllm_count.findall(await self._get("/metrics")):
             model = name.decode("utf-8", "replace")
             if model in counts:
-                counts[model] += int(count[:9])  # sum of running and waiting; cut, because the text is untrusted
+                # Both metrics, running and waiting requests, are added. At most 9 digits are read, because the response
+                # is untrusted.
+                counts[model] += int(count[:9])
         return Health(models=[ModelLoad(id=name, in_flight=count) for name, count in counts.items()])
 
     async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:
         if known.keys() >= entries.keys():
             return {name: known[name] for name in entries}
-        # `/props` describes only one model
+        # `/props` describes only one model, so it is not used if the node lists several.
         props = await or_none(self._props) if len(entries) == 1 else None
         models = {}
         for name, entry in entries.items():

@@ -216,7 +216,9 @@ def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
     if node.healthy and not node.misses and all(info.status != "recovering" for info in node.models.values()):
         return interval_secs
     doublings = max(0, node.misses - MISSES_TO_DOWN)
-    if node.is_unresponsive:  # its unanswered polls fill the queue of connections that it has not accepted yet
+    # Unanswered polls fill the node's queue of connections that it has not accepted yet, so the node is polled less
+    # often.
+    if node.is_unresponsive:
         return min(interval_secs * min(2**doublings, MAX_BACK_OFF), max(interval_secs, MAX_BUSY_INTERVAL_SECS))
     base_secs = min(interval_secs, UNSETTLED_INTERVAL_SECS)
     # Random, so that nodes that went down together are not polled at the same time.
@@ -228,8 +230,8 @@ def _alive_since(node: Node, error: NodeError, started_at: float) -> float:
 
     If no data can show this, return infinity.
     """
-    # A server of helexa answers its polls during requests, so only bytes that arrived during the poll count. A
-    # third-party backend may answer nothing during a request.
+    # A node of helexa answers polls while it runs requests, so only data that arrived during the failed poll counts. A
+    # third-party backend may answer no polls while it runs a request, so data of the last `MAX_SILENCE_SECS` counts.
     if not error.timed_out:
         return inf
     return started_at if node.kind == "neuron" else time.monotonic() - MAX_SILENCE_SECS

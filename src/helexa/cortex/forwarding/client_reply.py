@@ -46,9 +46,10 @@ class Reply:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def keep_alive(self) -> None:
-        """Send a comment in a stream, so that clients and proxies do not give it up."""
+        """Send a comment in a stream, so that clients and proxies keep the connection."""
         if self._streamed:
-            comment = KEEP_ALIVE if self._ends_with_event() else b":\n"  # an empty line would end a begun event
+            # `KEEP_ALIVE` ends with an empty line, which would end an event whose first lines were already sent.
+            comment = KEEP_ALIVE if self._ends_with_event() else b":\n"
             await self._send({"type": "http.response.body", "body": comment, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:

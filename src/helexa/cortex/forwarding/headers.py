@@ -20,7 +20,7 @@ _HOP_BY_HOP = frozenset(
 _CREDENTIALS = {b"authorization", b"x-api-key", b"cookie"}
 # `accept-encoding` is dropped so that nodes answer without compression, which the meter cannot read.
 _REPLACED = {b"host", b"content-type", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
-# The gateway has already checked the browser's origin; nodes reject requests from foreign pages.
+# With these headers, nodes would reject requests from pages of other origins, although the gateway allows the origin.
 _BROWSER = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"sec-fetch-user"}
 _NOT_FORWARDED = _HOP_BY_HOP | _CREDENTIALS | _REPLACED | _BROWSER
 _IDENTITY_PREFIX = b"x-helexa-"

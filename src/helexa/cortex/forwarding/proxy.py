@@ -127,14 +127,15 @@ class Proxy:
                     # yet, so another node can answer.
                     self._fleet.busy(node, model)
                     raise NoResponse("HTTP 200 with an error", "failed", read_error(502, _json(first_chunk)))
-                # This node answers, so the request did not cause the error responses of the nodes before.
+                # This node answers, so the request was not the cause of the errors of the nodes that were tried before.
                 for failed_node in record.failed_nodes:
                     self._fleet.struck(failed_node, model, requester)
                 record.failed_nodes.clear()
                 try:
                     await relay(self._fleet, node_response, first_chunk, target, request, response, record, settle)
                 except ApiError as error:
-                    if error.status >= 500 and error.status != 503:  # the node's error, not the client's or ledger's
+                    # Statuses below 500 are errors of the client, and 503 is an error of the ledger.
+                    if error.status >= 500 and error.status != 503:
                         self._fleet.struck(node, model, requester)
                     raise
                 if record.meter is not None and record.meter.failed():
@@ -174,7 +175,7 @@ class Proxy:
         running.response = node_response
         try:
             return node_response, await node_response.chunk()
-        # Closed also if the request is canceled: the closed connection makes the node stop generating.
+        # Also close the connection if the request is canceled: this makes the node stop generating.
         except BaseException:
             node_response.close()
             raise
@@ -217,6 +218,7 @@ class Proxy:
         try:
             return await read_chunk(self._fleet, answer, record)
         except ApiError as error:
+            # `read_chunk` has already counted a transport failure. An error in the request's content is the client's.
             if isinstance(error.__cause__, UpstreamError) or error.status in CONTENT_ERRORS:
                 raise
             if last:

@@ -96,14 +96,16 @@ async def relay(
         record.status = node_response.status
         await response.start(node_response.status, headers, streamed=streamed)
     else:
-        # comments during the load have begun the response with this status
+        # Keep-alive comments have already begun the response, with status 200.
         record.status = 200
-    while chunk and next_chunk != b"":  # the last chunk of a non-streamed response is sent with its end
-        # Charged before the client sees the end, so that its next request finds the budget up to date.
+    # The loop leaves the last chunk of a response that is not a stream to `finish` below.
+    while chunk and next_chunk != b"":
+        # The request is charged before the client sees the end of the stream. The client's next request then finds the
+        # budget up to date.
         if streamed and settle is not None and meter.ended(len(chunk)):
             await settle()
         if streamed and node_response.complete:
-            break  # clients disconnect after `[DONE]`, so the end of the response must not come later
+            break  # `finish` sends the last chunk together with the end, because clients disconnect after `[DONE]`
         await response.write(chunk if usage_filter is None else usage_filter.feed(chunk))
         chunk = await read_chunk(fleet, node_response, record) if next_chunk is None else next_chunk
         if chunk:
@@ -175,8 +177,9 @@ async def forward_error(
         raise NoResponse(f"HTTP {status}", "gone", for_client(node_error, record.node))
     error, outcome = for_client(node_error, record.node), error_outcome(status, node_error)
     if outcome is None and fleet.rejected(record.node, record.model, record.requester):
-        outcome = "declined"
-    # An error that one client's request causes must not move the requests of other clients away from the node.
+        outcome = "declined"  # the node is suspect: it has rejected several requests in a row
+    # For a while, the router prefers other nodes for the requests of all clients, but only if the node is busy or
+    # failed. If there is no other node for a failed request, the request itself may be the cause.
     if status in BUSY_STATUSES or (outcome == "failed" and not last):
         fleet.busy(record.node, record.model, node_error.retry_after or COOLDOWN_SECS)
     if outcome is not None and not last:
@@ -285,9 +288,9 @@ async def wait_for_load(
 class SilenceComments:
     """Keeps a stream to a client alive while a third-party backend sends nothing.
 
-    A client that has received no bytes for `SILENCE_SECS` (at most twice this time) gets a comment. If the response has
-    not begun, it begins as a stream with status 200: a later error of the backend is then an event in the stream.
-    Helexa's nodes send comments themselves.
+    The client gets a comment after `SILENCE_SECS` to `2 * SILENCE_SECS` without bytes. If the response to the client
+    has not begun, it begins as a stream with status 200. A later error of the backend is then an event in the stream.
+    Streams of helexa's nodes need no comments of the gateway, because these nodes send comments themselves.
     """
 
     def __init__(self, response: Reply) -> None:

@@ -188,8 +188,8 @@ class ClientRequest(msgspec.Struct, frozen=True):
     def tokens(self, limit: Limit | None) -> int:
         """Return the estimated number of tokens of the prompt and all completions.
 
-        `limit` has the model's token limits. Its output limit is used if the request has none, and its input limit as
-        the prompt's length if the request continues a stored conversation.
+        `limit` has the model's token limits. If the request sets no output limit, the model's output limit is assumed.
+        If the request continues a stored conversation, a prompt of the model's input limit is assumed.
         """
         prompt, spending = self.prompt_estimate, self.spending
         if spending.continues and limit is not None:
@@ -224,7 +224,8 @@ class ClientRequest(msgspec.Struct, frozen=True):
             if self.enforced is not None:
                 removed = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
             elif self.spending.output is None and limit_field == "max_tokens":
-                removed = {"max_tokens", "max_completion_tokens"}  # set to -1 or null; OpenAI's API and vLLM reject -1
+                # The client may have set these fields to -1 (no limit), which OpenAI's API and vLLM reject.
+                removed = {"max_tokens", "max_completion_tokens"}
             return rewrite(self.body, {"model": model, **changes}, removed, _THIRD_PARTY_FIELDS, _REJECTED_SPELLINGS)
         return rewrite(self.body, {"model": model, **changes}) if changes else self._with_model(model)
 

@@ -194,8 +194,8 @@ async def read_json_body(receive: Receive, headers: Headers) -> bytes:
     """Receive the body of an administration request, at most `MAX_JSON_BYTES` bytes.
 
     Raises:
-        ApiError: 400 if the client disconnects, 415 if the headers do not describe uncompressed JSON, or as for
-            `read_body`.
+        ApiError: 400 if the client disconnects; 415 if the headers do not describe uncompressed JSON. Also the errors
+            of `read_body`.
     """
     require_json(headers)
     return await read_small_body(receive, headers)
@@ -205,7 +205,7 @@ async def read_small_body(receive: Receive, headers: Headers) -> bytes:
     """Receive a body of at most `MAX_JSON_BYTES` bytes, whatever its content type.
 
     Raises:
-        ApiError: 400 if the client disconnects, or as for `read_body`.
+        ApiError: 400 if the client disconnects. Also the errors of `read_body`.
     """
     try:
         return await read_body(receive, headers, MAX_JSON_BYTES)

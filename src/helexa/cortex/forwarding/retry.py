@@ -25,7 +25,7 @@ Outcome = Literal["unreached", "broken", "silent", "busy", "gone", "unfit", "dec
 * `silent`: a timeout expired.
 * `busy`: the node answered 429, 503 or 529.
 * `gone`: the node does not have the model any more.
-* `unfit`: the prompt is longer than the context of the model on this node, which is nobody's fault.
+* `unfit`: the prompt is longer than the context of the model on this node. This is not a failure of the node.
 * `declined`: the node gave an error response without processing the request, such as 401 or 413.
 * `failed`: the node gave another error response, such as 500, but not about the request's content.
 """
@@ -67,14 +67,14 @@ def no_connection(error: UpstreamError, node: str) -> NoResponse:
 def error_outcome(status: int, error: ApiError) -> Outcome | None:
     """Return how an attempt with an error response failed.
 
-    None means that the error is about the request's content, so no other node can help.
+    None means that the error is about the request's content, so another node would probably give the same error.
     """
     if error.code == CONTEXT_LENGTH_EXCEEDED:
         return "unfit"  # the context of the model may be larger on another node
     if status in CONTENT_ERRORS:
         return None
     if status == 503 and error.code == "service_unavailable":
-        return "failed"  # perhaps the request crashed the node's engine
+        return "failed"  # not `busy`: the request may have crashed the node's engine
     if status in BUSY_STATUSES:
         return "busy"
     return "declined" if status < 500 or status == 501 else "failed"

@@ -58,7 +58,7 @@ from helexa.cortex.upstream.error_responses import (
     read_error,
 )
 
-MAX_ATTEMPTS = 8  # some backends name one refused field at a time
+MAX_ATTEMPTS = 8  # several, because some backends name only one refused field in each error
 
 _REFUSALS = (400, 422)
 _TEMPLATE_ERRORS = (400, 422, 500)  # servers answer an error of a chat template with any of these
@@ -94,9 +94,13 @@ class BackendAttempt:
         return self.path in (CHAT, COMPLETIONS, RESPONSES)
 
     def learn(self, status: int, error: bytes) -> Knowledge | None:
-        """Return the knowledge for another attempt, or None if another would fail, too.
+        """Return the knowledge, extended by what an error response shows.
 
-        `error` is the body of the backend's error response.
+        The result is None if the error shows nothing that another attempt could avoid.
+
+        Args:
+            status: HTTP status of the error response.
+            error: body of the error response.
         """
         if status in _NO_ROUTE and self.path == RESPONSES:
             return replace(self.knowledge, lacks_responses=True)
@@ -124,7 +128,7 @@ class BackendAttempt:
             if EFFORT in self.optional - self.knowledge.refused and refuses_thinking(error):
                 return replace(self.knowledge, refused=self.knowledge.refused | {EFFORT})
         if status not in _REFUSALS or (refusal := read_error(status, error)).code == CONTEXT_LENGTH_EXCEEDED:
-            return None  # such an error may name fields because of their values
+            return None  # an error about the context length may name fields because of their values
         if OUTPUT_LIMIT in self.optional and 0 < (most := most_output(refusal)) < (output_limit(self.body) or 0):
             return replace(self.knowledge, most_output=most)
         named = refused_fields(self.body, error)
@@ -267,7 +271,7 @@ class BackendRequests:
             model: id of the model at the backend.
             body: body of the request for a third-party backend.
             send: function that sends a body to the backend.
-            thinks_by_effort: as for `_new_attempt`.
+            thinks_by_effort: True if the backend reads only `reasoning_effort`, and not `chat_template_kwargs`.
 
         Returns:
             The last response, its first bytes (of an error response: all bytes up to `MAX_ERROR_BYTES`), and the last

@@ -1,7 +1,8 @@
 """Upper bounds of the tokens that a request can use: prompt, files and output.
 
 For each API, one function reads the request fields that limit the tokens in this API. The gateway reserves the bound,
-`TokenLimit.most_tokens`, from the key's budget before it forwards the request. A request cannot use more tokens:
+`TokenLimit.most_tokens`, from the key's budget before it forwards the request. A request cannot use more tokens than
+this bound, for these reasons:
 
 * Prompt: a token has at least one byte of text, and the JSON around a message is longer than the text that a chat
   template adds to the message. `PROMPT_OVERHEAD` covers the text that a template adds once per conversation. Images and
@@ -83,8 +84,10 @@ class TokenLimit(msgspec.Struct, frozen=True):
     stored: str | None = None
 
     def fills(self, context: int | None) -> bool:
-        """Return whether the upper bound of prompt tokens reaches the context length."""
-        # A higher bound, for example because of images, then does not change the result of `most_tokens`.
+        """Return whether the upper bound of prompt tokens reaches the context length.
+
+        If it does, a higher bound, for example because of images, would not change the result of `most_tokens`.
+        """
         limited = self.limit_field is not None or not self.completions
         return context is not None and limited and self.prompt >= self.prompts * context
 
@@ -108,7 +111,7 @@ def read_token_limit(path: str, fields: Fields, body: bytes) -> TokenLimit:
     """Return the values that limit the tokens of a request to the API `path`.
 
     Raises:
-        ApiError: 400 `invalid_request_body` if such a value in the request has the wrong type or is out of range.
+        ApiError: 400 `invalid_request_body` if one of these values has the wrong type or is out of range.
     """
     return _READERS.get(path, _without_output)(fields, len(body) + PROMPT_OVERHEAD)
 
