@@ -118,7 +118,8 @@ class Authenticator:
         return principal
 
     def _of_two(self, first: bytes, second: bytes) -> bytes:
-        # Anthropic's libraries send both keys if the environment has two. One of them may be for another server.
+        # Anthropic's libraries send two keys if the environment has two. One of them may be for another server, so the
+        # key that this gateway knows is used.
         known = [secret for secret in (first, second) if digest_of(secret[:MAX_SECRET_BYTES]) in self._keys]
         if len(known) > 1:
             raise _conflict()
@@ -132,10 +133,12 @@ def shown_secret(headers: Headers, of_two: Callable[[bytes, bytes], bytes] | Non
     """Return the API key in `Authorization: Bearer` or `x-api-key`, or None.
 
     Args:
-        of_two: returns the key to use if the two headers contain different keys. If `of_two` is None, this is an error.
+        of_two: returns the key to use if the two headers contain different keys. If `of_two` is None, different keys
+            are an error.
 
     Raises:
-        ApiError: 400 if there are two different keys, because the account to charge is ambiguous.
+        ApiError: 400 if there are different keys and `of_two` chooses none, or if one header occurs twice with
+            different keys. The account to charge would be ambiguous.
     """
     presented_secret: bytes | None = None
     presented_in = b""

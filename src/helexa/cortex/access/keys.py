@@ -71,7 +71,7 @@ def new_secret() -> SecretStr:
 
 def digest_of(secret: bytes) -> bytes:
     """Return the SHA-256 hash of a secret, under which the key is stored."""
-    # A fast hash is sufficient because secrets are random.
+    # A fast hash is sufficient, because a random secret of 256 bits cannot be guessed.
     return hashlib.sha256(secret).digest()
 
 
@@ -94,7 +94,7 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
     for position, key in enumerate(keys, 1):
         entry = f"entitlements.keys: entry {position} ('{key.principal.key_id}')"
         if any(key.digest == earlier.digest for earlier in keys[: position - 1]):
-            raise ConfigError(f"{entry} has the key of another entry; remove one of them")
+            raise ConfigError(f"{entry} has the same key as an earlier entry; remove one of them")
         if principals.setdefault(key.principal.key_id, key.principal) != key.principal:
             raise ConfigError(
                 f"{entry} and an earlier entry with the same key_id differ in their limits; "
@@ -113,7 +113,10 @@ def _static_key(section: KeySection) -> Key:
         )
     for name in (section.account_id, key_id):
         if not (name.isascii() and name.isprintable()):  # both names are sent in HTTP headers
-            raise ConfigError(f"entitlements.keys: {name!r} is not plain ASCII; rename it, as headers carry the name")
+            raise ConfigError(
+                f"entitlements.keys: {name!r} has characters other than printable ASCII, which HTTP headers cannot "
+                "contain; rename it"
+            )
     principal = Principal(
         account_id=section.account_id,
         key_id=key_id,

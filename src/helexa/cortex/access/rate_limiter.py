@@ -69,7 +69,9 @@ class RateLimitPermit:
         self._running = usage is not None
 
     def hold_tokens(self, tokens: int) -> None:
-        """Count the request's maximum of tokens against the key's limit, once per request.
+        """Count `tokens`, the most that the request can use, against the key's limit.
+
+        Call this method at most once per request.
 
         Raises:
             ApiError: 429 if the limit is exceeded, with the seconds after which the same request would be admitted.

@@ -46,6 +46,7 @@ class _Block:
     begun: bool = False  # True once `content_block_start` was sent
     ended: bool = False  # True once `content_block_stop` was sent
     delta_head: bytes = b""  # constant first bytes of the block's `content_block_delta` events, up to the delta's text
+    # cached result of `is_complete`: number of pieces in `arguments`, and whether they form a complete JSON object
     _completeness: tuple[int, bool] = (-1, False)
 
     def is_complete(self) -> bool:
@@ -69,7 +70,8 @@ class _Block:
 
     def may_begin(self) -> bool:
         """Return whether the block can be started."""
-        # `content_block_start` contains the name. Arguments that do not begin with a brace are sent as text later.
+        # A tool call needs its name, which `content_block_start` contains, and arguments that begin with a brace. At
+        # the end of the stream, a call with other arguments is sent as text.
         return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
 
     def chars(self) -> int:
@@ -149,8 +151,8 @@ class Blocks:
                 continue
             block.decode_arguments()
             if not block.is_complete():
-                # The client has the start of this call already, so the call is ended as it is. Otherwise it becomes
-                # text.
+                # A call stays a call if the client already has its start, or if the length limit cut it off. Any other
+                # incomplete call is sent as text.
                 if block.begun or (cut_off and block.may_begin()):
                     incomplete = True
                 else:
@@ -162,7 +164,8 @@ class Blocks:
 
     def _call_block(self, index: Any, name: str, call_id: str) -> _Block:
         """Return the block of a tool-call delta, which may begin a new tool call."""
-        # Some nodes omit the index, or send the same index for all calls: name and id show a new call.
+        # Some nodes omit the index. In this case, a delta with a name begins a new call. Other nodes send the same
+        # index for all calls. In this case, a delta with a name and another id begins a new call.
         if type(index) is not int:
             index = len(self._calls) - (0 if name else 1)
         block = self._calls.get(index)
@@ -188,7 +191,7 @@ class Blocks:
         else:
             block.pending.append(text)
             self._count_chars(len(text))
-        # a tool call without arguments is not ended yet, because arguments may follow
+        # `may_begin` is false for a tool call without arguments, so the call is not ended: arguments may follow.
         while len(self._queue) > 1 and self._queue[0].may_begin() and self._queue[0].is_complete():
             self._end(self._queue.popleft())
         if not self._queue[0].begun and self._queue[0].may_begin():

@@ -194,8 +194,8 @@ def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
             prompts.append(_system_text(content, f"{field}.content"))
         elif role not in ("user", "assistant"):
             raise invalid_anthropic_body(f"{field}.role", "must be 'user', 'assistant' or 'system'")
-        # Join it to the previous turn, as Anthropic's own API does: many chat templates and servers reject two turns of
-        # the same role in a row.
+        # Join the message to the previous turn, as Anthropic's own API does. Many chat templates and servers reject two
+        # turns of the same role in a row.
         elif turns and turns[-1][0] == role:
             turns[-1][1].extend(blocks(content, f"{field}.content"))
         else:

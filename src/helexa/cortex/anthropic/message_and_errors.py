@@ -44,7 +44,7 @@ def invalid_anthropic_body(field: str, problem: str) -> ApiError:
 
 
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """Return `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    """Return the JSON body of an error response of the Messages API."""
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
     # Anthropic's client libraries react to `error_code`.
@@ -55,7 +55,7 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
 
 def error_headers(error: ApiError) -> dict[str, str]:
     """Return the HTTP headers of an error response of the Messages API."""
-    # An exhausted budget stays exhausted: Anthropic's clients would retry a 429 several times.
+    # Anthropic's clients retry a request several times after status 429. With an exhausted budget, retries are useless.
     return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
 
 
@@ -80,6 +80,7 @@ def _message(error: ApiError) -> str:
         return f"prompt is too long: {size} tokens > {limit} maximum"
     if prompt > limit:
         return f"prompt is too long: {prompt} tokens > {limit} maximum"
+    # The prompt alone fits into the context, but prompt and output limit together do not.
     match = _COMPLETION.search(text)
     stated = int(next(digits for digits in match.groups() if digits)) if match else 0
     completion = max(stated, limit - prompt + 1)
@@ -153,7 +154,10 @@ def with_estimates(usage: Mapping[str, Any], prompt: int, completion: int) -> Ma
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """Return a chat completion's usage from a node's field `helexa_prompt`, or None."""
+    """Convert a node's field `helexa_prompt` to a chat completion's usage.
+
+    Return None if `counts` is not an object.
+    """
     if not isinstance(counts, dict):
         return None
     details = {"cached_tokens": counts.get("cached_tokens")}

@@ -169,7 +169,7 @@ class Translation:
 
         Raises:
             ApiError: 400 `malformed_json`, `missing_model_field` or `invalid_anthropic_body`; 404 `thread_not_found` if
-                the request continues a conversation that a server must store.
+                the request continues a stored conversation, because the gateway stores none.
         """
         request = read_object(body)
         chat = to_chat(request)

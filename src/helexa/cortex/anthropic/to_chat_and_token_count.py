@@ -201,7 +201,8 @@ def _user_id(metadata: Any) -> str | None:
 
 def _thinking(thinking: Any) -> dict[str, Any]:
     """Convert `thinking` to the chat template's variables for thinking."""
-    # Thinking is off by default, as in Anthropic's own API. Without the variable, many chat templates enable it.
+    # Thinking is off by default, as in Anthropic's own API. Without `enable_thinking`, many chat templates enable
+    # thinking.
     if thinking is None:
         return {"enable_thinking": False}
     if not isinstance(thinking, dict):
@@ -284,7 +285,8 @@ class CountRequest:
         request = read_object(body)
         prompt = to_prompt(request)
         choice = _chat_tool_choice(request.get("tool_choice"), prompt.get("tools", []))
-        if choice.get("tool_choice") == "none":  # a node then leaves the tools out of the prompt
+        # For a chat request with this choice, a node leaves the tools out of the prompt, so they are not counted.
+        if choice.get("tool_choice") == "none":
             prompt.pop("tools", None)
         variables = prompt["chat_template_kwargs"]
         template_flags = {

@@ -110,12 +110,12 @@ class Dynamics:
     """The state of one node in `/api/nodes` that changes without a poll."""
 
     in_flight: dict[str, int] = field(default_factory=dict[str, int])  # number of running requests by model
-    # models that are loading; models that get no new requests, because they will be unloaded
-    loading: list[str] = field(default_factory=list[str])
+    loading: list[str] = field(default_factory=list[str])  # models that are loading
+    # models that get no new requests, because they will be unloaded
     draining: list[str] = field(default_factory=list[str])
     # models to which no requests of some or all clients are sent, because connections keep failing
     failing: list[str] = field(default_factory=list[str])
-    # models that get few requests, because other nodes serve requests that fail here
+    # models that get few requests, because their requests fail on this node but succeed on other nodes
     ejected: list[str] = field(default_factory=list[str])
     # progress of running and waiting loads by model
     loads: dict[str, Progress] = field(default_factory=dict[str, Progress])

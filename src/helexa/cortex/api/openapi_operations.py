@@ -29,7 +29,8 @@ class Operation:
     summary: str
     reply: Any
     body: Any = None
-    # HTTP error statuses besides those of all operations, of request bodies and of the required access
+    # Error statuses of this operation. The document adds the statuses of all operations, of all operations with a
+    # request body, and of the required access.
     errors: tuple[int, ...] = ()
     access: Literal["public", "user", "admin"] = "user"
     query: dict[str, Schema] = field(default_factory=dict[str, Schema])

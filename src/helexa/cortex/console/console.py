@@ -274,7 +274,7 @@ def _response(
 
 
 async def get_root(request: Request) -> Response:
-    """Respond with the console's page to browsers, else with the health."""
+    """Respond with the console's page to browsers, with the health to other clients."""
     console: Console = request.app.state.console
     if console.settings.enabled and "text/html" in request.headers.get("accept", ""):
         page, policy = _page()

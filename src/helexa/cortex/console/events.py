@@ -134,7 +134,7 @@ class EventHub:
         if now - self._models_at >= MODELS_REFRESH_SECS:
             self._models_at = now
             view = self._fleet.view()
-            # The progress of a load is not in the view, so a loading model makes the list change without a new view.
+            # The view does not contain the progress of loads. While a model loads, the list changes without a new view.
             if view is not self._models_view or any(entry["state"] == "loading" for entry in self._models):
                 self._models_view = view
                 entries = model_list(view, self._catalog(), 0, self._lifecycle.progress)
@@ -242,7 +242,7 @@ class _EventStream(Response):
         sent_at = time()
         while (problem := shutting_down() if is_stopping() else self._problem(headers)) is None:
             data = b"".join(changes.next())
-            # A comment, which clients ignore: proxies close connections on which nothing is sent for a minute or so.
+            # Send a comment, which clients ignore. Proxies close a connection after about a minute without data.
             if not data and time() - sent_at >= KEEP_ALIVE_SECS:
                 data = b": keep-alive\n\n"
             if data:

@@ -40,7 +40,8 @@ TIMEOUT_SECS = 10.0
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # names are used in URLs, headers and metrics
 _MAX_STATE_CHARS = 200
 _ALGORITHMS = ("RS256", "ES256", "PS256", "EdDSA")
-# The clocks of the provider and of the gateway may differ, so that a token seems to be issued in the future.
+# Accepted difference between the clocks of the provider and the gateway. Without it, a token could seem to be issued in
+# the future.
 _LEEWAY_SECS = 60
 _CASELESS_CLAIMS = ("email", "preferred_username", "upn", "nickname")  # others, such as `sub`, are case-sensitive
 
@@ -51,7 +52,7 @@ class _Attempt:
 
     state: str  # expiry time (Unix seconds), random text, and a message authentication code of both
     nonce: str  # text that the ID token must contain
-    verifier: str
+    verifier: str  # PKCE code verifier, with which the gateway redeems the provider's code
 
     @classmethod
     def begin(cls, key: bytes) -> "_Attempt":
@@ -297,7 +298,7 @@ def _client(settings: OidcSection) -> Any:
 @cache
 def _tls() -> ssl.SSLContext:
     """Return the TLS settings that all clients share."""
-    # Creating them takes 25 ms, which block the event loop.
+    # The settings are cached, because creating them blocks the event loop for 25 ms.
     import httpx2
 
     return httpx2.create_ssl_context(trust_env=False)

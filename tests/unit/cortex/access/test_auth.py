@@ -236,8 +236,11 @@ def test_api_keys_are_read_from_the_configuration() -> None:
         ([{"key": "", "account_id": "a"}], "empty"),
         ([{"key": " s", "account_id": "a"}], "blanks"),
         ([{"key": "s" * 513, "account_id": "a"}], "too long"),
-        ([{"key": "s3", "account_id": "a\r\nx-admin: 1"}], "not plain ASCII"),
-        ([{"key": "s3", "account_id": "a"}, {"key": "s3", "account_id": "b"}], "entry 2 ('b') has the key of another"),
+        ([{"key": "s3", "account_id": "a\r\nx-admin: 1"}], "other than printable ASCII"),
+        (
+            [{"key": "s3", "account_id": "a"}, {"key": "s3", "account_id": "b"}],
+            "entry 2 ('b') has the same key as an earlier",
+        ),
         ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "differ in their limits"),
     ],
 )
