@@ -88,7 +88,9 @@ _HOT: dict[str, ASGIApp] = {
 _ENDPOINTS = _HOT | OLLAMA_ENDPOINTS
 _API_PATHS = frozenset({*_ENDPOINTS, "/v1/models", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 
-ROUTES = [  # paths without parameters come first: a 405 lists the methods of the first route that matches the path
+# Paths without parameters come first, because a 405 response lists only the methods of the first route whose path
+# matches.
+ROUTES = [
     *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
     *(
         Route(path, ask_tokenizer, methods=["POST"])
@@ -134,7 +136,8 @@ log = logging.getLogger(__name__)
 class HotPaths:
     """Calls the endpoints of frequent POST routes directly, other routes via `app`.
 
-    A path of the API with a doubled or missing `/v1`, or with a slash at its end, is corrected first.
+    If a request path is an API path with a doubled or missing `/v1`, or with a slash at the end, the path is corrected
+    first.
     """
 
     def __init__(self, app: Starlette, endpoints: Mapping[str, ASGIApp]) -> None:
@@ -159,9 +162,11 @@ class HotPaths:
 
 def _canonical_path(path: str, known: Collection[str]) -> str | None:
     """Return the path in `known` that a client with a wrong base URL means, or None."""
-    # One slash may be at the end, and `/v1` may be doubled or missing. Clients append `/v1/messages` or
-    # `/chat/completions` to a base URL, so a wrong base URL gives these paths.
-    path = path.removesuffix("/")  # empty segments stay: a proxy in front of the gateway may have rules for paths
+    # Some clients append `/v1/messages` to their base URL, others `/chat/completions`. If the base URL wrongly ends in
+    # `/v1` or wrongly lacks it, `/v1` is doubled or missing in the path. The path may also end in a slash.
+    # Other doubled slashes are not corrected, because a proxy in front of the gateway may restrict paths: a path that
+    # the proxy does not recognize must not reach a restricted endpoint.
+    path = path.removesuffix("/")
     while path.startswith("/v1/v1/"):
         path = path.removeprefix("/v1")
     for candidate in (path, "/v1" + path):
@@ -191,7 +196,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.state.console = console
     app.router.redirect_slashes = False
     hot_paths = HotPaths(app, _ENDPOINTS)
-    section = gateway.config.gateway  # a reload does not change the address and the origins
+    section = gateway.config.gateway  # a reload changes neither the listen address nor the CORS origins
     cors_app = with_cors(hot_paths, section.cors_origins) if section.cors_origins else hot_paths
     return OriginGuard(cors_app, section, gateway.authenticator)
 
@@ -245,7 +250,7 @@ async def serve(config: CortexConfig, catalog: Catalog, path: Path | None = None
             log.info(
                 "limits set connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors
             )
-            notify("READY=1")  # both sockets already accept connections
+            notify("READY=1")  # all sockets already accept connections
             await asyncio.gather(*(listener.serve(sock) for listener, sock in listeners))
 
 

@@ -40,9 +40,9 @@ class Probed:
 
 
 async def _probe_nodes(nodes: Sequence[NeuronSection]) -> list[Probed]:
-    """For `cortex check`: ask all nodes for their models at the same time.
+    """Ask all nodes for their models concurrently.
 
-    A node that does not answer takes a few seconds.
+    If a node does not answer, the function waits a few seconds for the timeout.
     """
     with closing(Upstream()) as upstream:
         client = NodeClient(upstream)
@@ -74,7 +74,7 @@ async def _explain(client: NodeClient, node: NeuronSection, bearer: str | None, 
         if (endpoint, kind) != (node.endpoint, node.kind) and await _answers(client, endpoint, kind, bearer):
             return f"{error}; {fix}"
     if node.kind == "openai" and await _answers(client, node.endpoint, "openai", bearer, "/models"):
-        return f"{error}; the API of this server is not below /v1, which the gateway needs"
+        return f"{error}; this server lists its models at /models, but the gateway needs an API with paths below /v1"
     return str(error)
 
 
@@ -106,7 +106,7 @@ async def _count(client: NodeClient, endpoint: str, kind: str, bearer: str | Non
 def check(
     *, config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path("cortex.toml"), probe: bool = True
 ) -> None:
-    """Check cortex.toml and its catalog, ask each node for its models, and print it.
+    """Check cortex.toml and its catalog, query each node, and print a summary.
 
     A node that does not answer is a warning, because nodes may start later than the gateway.
 

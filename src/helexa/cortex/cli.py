@@ -95,5 +95,5 @@ def main() -> NoReturn:
 
 
 gateway = App(name="gateway", help=app.help, version=partial(version_line, "helexa"), version_flags=VERSION_FLAGS)
-"""The application as `helexa gateway`."""
+"""The commands of `cortex` as subcommands of `helexa gateway`."""
 gateway.update(app)

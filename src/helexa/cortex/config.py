@@ -18,9 +18,10 @@ ENV_PREFIX = "CORTEX_"
 
 
 def _neurons_of(nodes: object) -> object:
-    """Convert `[[nodes]]`, which listed servers of mistral.rs, to `[[neurons]]`.
+    """Convert the entries of the former table `[[nodes]]` to `[[neurons]]` entries.
 
-    `vram_mb` and `pinned` are dropped.
+    The former entries were mistral.rs servers, so they get the kind `openai`. Their fields `vram_mb` and `pinned` are
+    dropped.
     """
     if not isinstance(nodes, list):
         return nodes
@@ -91,8 +92,8 @@ class GatewaySection(config.Section):
 class RoutingSection(config.Section):
     """The table `[routing]`: choice of a node for a request, and the circuit breaker."""
 
-    # True to send requests with the same prompt beginning to the same node, which probably has it in its prefix cache.
-    # If this node is too busy, the request goes to another node.
+    # True to send requests whose prompts begin with the same text to the same node, because this node probably has the
+    # text in its prefix cache. If the node is too busy, the request goes to another node.
     affinity: bool = True
     # Minimum length in bytes of a prompt for affinity. A request with a shorter prompt goes to the node with the lowest
     # load.
@@ -137,15 +138,17 @@ class EvictionSection(config.Section):
     min_residency_secs: float = Field(default=30.0, ge=0)  # minimum time between a model's load and its eviction
     # A model that received no requests for this time is unloaded. 0 means never.
     idle_ttl_secs: float = Field(default=0.0, ge=0)
-    # Longest time that a request waits until a model that must be evicted for it becomes idle. After this time, that
-    # model is drained (it gets no new requests) and evicted.
+    # A request may need the memory of a loaded model that is still serving other requests. It waits at most this time
+    # for the loaded model to become idle. After this time, the loaded model gets no new requests, and is evicted when
+    # its running requests have ended.
     swap_wait_secs: float = Field(default=30.0, ge=0)
 
 
 class WindowSection(config.Section):
-    """The `window` of a key, within which its cap applies.
+    """The `window` of a key: the period in which its token cap `hard_cap` applies.
 
-    `{kind = "balance"}` never resets. With `{kind = "rolling", seconds = N}`, a new window begins after N seconds.
+    With `{kind = "balance"}`, the period never ends. With `{kind = "rolling", seconds = N}`, a new period begins after
+    N seconds.
     """
 
     kind: Literal["balance", "rolling"] = "balance"
@@ -163,9 +166,10 @@ def _or_unlimited(value: object) -> object:
 
 
 class TermsSection(config.Section):
-    """Allowed models, token budget and rate limits. See `Principal`.
+    """Allowed models, token budget and rate limits. See `Principal` for the fields.
 
-    The text `unlimited` removes a limit explicitly. A reload rejects a file that only leaves out a limit that was set.
+    The text `unlimited` removes a limit explicitly. A reload rejects a file from which a limit has disappeared, because
+    the file may be incomplete.
     """
 
     models: Annotated[list[str] | None, BeforeValidator(_or_unlimited)] = None
@@ -177,7 +181,10 @@ class TermsSection(config.Section):
 
 
 class KeySection(TermsSection):
-    """One `[[entitlements.keys]]` entry: an API key in cortex.toml. See `Principal`."""
+    """One `[[entitlements.keys]]` entry: an API key in cortex.toml.
+
+    See `Principal` for the fields.
+    """
 
     key: SecretStr
     account_id: str = Field(min_length=1)
@@ -216,7 +223,8 @@ class OidcSection(TermsSection):
     # URL under which browsers reach the gateway. The provider must allow the redirect to
     # `PUBLIC_URL/console/oidc/callback`.
     public_url: BaseUrl
-    # Claim of the ID token that becomes the account. An `email` must be verified by the provider.
+    # Claim of the ID token whose value becomes the account name. If the claim is `email`, the provider must have
+    # verified the e-mail address.
     account_claim: str = Field(default="email", min_length=1)
     # Accounts that may sign in. `*` at the beginning matches any prefix, as in `*@example.com`.
     users: list[str] = Field(default_factory=list[str])
@@ -242,7 +250,7 @@ class ConsoleSection(config.Section):
 class OllamaSection(config.Section):
     """The table `[ollama]`: Ollama's API."""
 
-    enabled: bool = True  # False to answer its paths with 404
+    enabled: bool = True  # False to answer the paths of Ollama's API with 404
     # Second address of the gateway's API, for clients that connect to Ollama's address 127.0.0.1:11434. None for no
     # second address. A non-loopback address needs `entitlements.require_auth` or `gateway.insecure`.
     listen: Listen | None = None
@@ -316,7 +324,8 @@ def load(path: Path | None, origins: dict[environment_variables.Keys, str] | Non
         settings.models_config = folder / settings.models_config
     if settings.gateway.ca_file is not None:
         settings.gateway.ca_file = folder / settings.gateway.ca_file
-        client_context(settings.gateway.ca_file)  # finds an error in the file at the start, and in `cortex check`
+        # Load the file now, so that an error in it is reported here and not at the first connection to a node.
+        client_context(settings.gateway.ca_file)
     for neuron in settings.neurons:
         if neuron.bearer_file is not None:
             neuron.bearer_file = folder / neuron.bearer_file
@@ -333,10 +342,11 @@ def log_unknown_variables(settings: CortexConfig) -> None:
 
 
 def secrets_of(section: BaseModel) -> Iterator[str]:
-    """Yield all secrets in the gateway's configuration."""
+    """Yield the text of each secret in a configuration section and its subsections."""
     for value in vars(section).values():
         for item in value if isinstance(value, list) else [value]:  # pyright: ignore[reportUnknownVariableType]
             if isinstance(item, SecretStr):
+                # `ledger.url` is a secret, but a `sqlite:` URL contains only a path, no password.
                 if not (secret := item.get_secret_value()).startswith("sqlite:"):
                     yield secret
             elif isinstance(item, BaseModel):

@@ -28,7 +28,7 @@ _ID_COLUMNS = 40
 
 
 class Unreachable(HelexaError):
-    """A command's gateway did not respond, or its response is not HTTP or JSON."""
+    """The gateway did not respond to a command, or its response is not HTTP or JSON."""
 
     exit_code = 3
 
@@ -46,9 +46,11 @@ class GatewayApi:
     """Client for the API of a running gateway.
 
     Attributes:
-        url: base URL of the gateway, which may end in /v1, else HELEXA_BASE_URL, else http://127.0.0.1:31313.
+        url: base URL of the gateway, with or without /v1. The default is HELEXA_BASE_URL, or else
+            http://127.0.0.1:31313.
         former_url: former name of the option `--url`.
-        key: API key, if the gateway requires one; set HELEXA_API_KEY instead, which other users of the host cannot see.
+        key: API key, if the gateway requires one. Prefer the variable HELEXA_API_KEY, because other users of the host
+            can see the options of a command.
     """
 
     url: Annotated[str | None, Parameter(name="--url")] = None
@@ -86,7 +88,8 @@ class GatewayApi:
         from urllib.error import HTTPError
 
         url = self.endpoint + path
-        # No proxies, as for requests to nodes. No redirects, because a redirect could leak the key.
+        # The opener has no handler for proxies, because the gateway's requests to nodes use none either. It has no
+        # handler for redirects, because a redirect could send the key to another server.
         direct = request.OpenerDirector()
         for handler in (
             request.HTTPHandler(),
@@ -171,7 +174,7 @@ def explain(
 
 
 def cordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
-    """Send a node no new requests and loads; running ones continue.
+    """Send no new requests and loads to a node. Running requests and loads continue.
 
     Args:
         node: name of the node.

@@ -32,10 +32,10 @@ class _Series:
 
     Attributes:
         tokens: output tokens of finished requests, spread over the time in which a request generated them.
-        first_token_ms, first_tokens: sum of the times to first token, and their number.
+        first_token_ms, first_tokens: sum of the times to first token in milliseconds, and the number of these times.
         queued, running: largest number of waiting and of running requests among the samples of an interval.
         memory_used, memory_total: last sampled memory of the interval in MiB. NaN if it is unknown.
-        used_at: number of the last interval with a value.
+        used_at: last interval with a value. An interval is numbered by its Unix time divided by `INTERVAL_SECS`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _Series:
         self.used_at = 0
 
     def forget(self, place: int) -> None:
-        """Remove the values of an interval, at the index `place` of the rings."""
+        """Reset the values at index `place` of the rings, before a new interval uses it."""
         for ring in (self.tokens, self.first_token_ms, self.first_tokens, self.queued, self.running):
             ring[place] = 0.0
         self.memory_used[place] = self.memory_total[place] = math.nan
@@ -82,7 +82,8 @@ class History:
                 queued[pair] = load.queue_depth
             if (found := _memory(node)) is not None:
                 machine = machine_of(node)
-                if machine is None or machine not in machines:  # the nodes of a machine report the same memory
+                # Several nodes on one machine report the same memory, so the fleet's sum includes only one of them.
+                if machine is None or machine not in machines:
                     memory["fleet", ""].append(found)
                 machines |= {machine} if machine is not None else set()
                 memory["node", node.name].append(found)
@@ -109,7 +110,7 @@ class History:
                 self._count_finished()
 
     def _count_finished(self) -> int:
-        """Count newly finished requests, and return the rings' index of this interval."""
+        """Count newly finished requests; return the current interval's index in the rings."""
         finished, self._finished = self._finished, []
         for now, activity in finished:
             assert activity.node is not None
@@ -144,7 +145,7 @@ class History:
         return {"interval_secs": INTERVAL_SECS, "end": self._current * INTERVAL_SECS, "by": by, "series": series}
 
     def _values(self, series: list[_Series]) -> dict[str, list[float | None]]:
-        """Return the sums of some series, by name of the report's field."""
+        """Return each field of the report with its sums over `series`, oldest first."""
         tokens, waits, counted, queued, running = (
             self._sums(getattr(one, name) for one in series)
             for name in ("tokens", "first_token_ms", "first_tokens", "queued", "running")
@@ -175,7 +176,7 @@ class History:
         return [_sum_of_known(values) for values in zip(first, *others, strict=True)]
 
     def _find(self, by: By, name: str) -> _Series | None:
-        """Return the series of a name; None for a new name if there are too many."""
+        """Return the series of a name. None if the name is new and `MAX_NAMES` are known."""
         known = self._series[by]
         series = known.get(name)
         if series is None and len(known) < MAX_NAMES:
@@ -185,7 +186,10 @@ class History:
         return series
 
     def _advance(self, time: float) -> int:
-        """Forget intervals older than an hour; return the rings' index of the interval."""
+        """Advance the current interval to a Unix time, and return its index in the rings.
+
+        Values older than an hour are removed.
+        """
         now = int(time) // INTERVAL_SECS
         if now > self._current:
             for interval in range(max(self._current + 1, now - INTERVALS + 1), now + 1):
@@ -213,7 +217,7 @@ def _ring(value: float) -> Ring:
 
 
 def _shares(start: float, end: float) -> list[tuple[int, float]]:
-    """Return the intervals between two Unix times, each with its share of the time."""
+    """Return the intervals between two Unix times, each with its fraction of the time."""
     first, last = int(start // INTERVAL_SECS), int(end // INTERVAL_SECS)
     if first == last:
         return [(first, 1.0)]

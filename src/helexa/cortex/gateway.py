@@ -47,8 +47,8 @@ METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 class Gateway:
     """The components of a running gateway, shared by all routes."""
 
-    # Without slots, Python 3.11 reads attributes of an object with 30 or more of them slowly: a request needs 2 % more
-    # CPU time.
+    # Python 3.11 reads attributes slowly if an object has 30 or more and its class has no slots. Without slots, a
+    # request would need 2 % more CPU time.
     __slots__ = (
         "_joined",
         "_started",
@@ -95,6 +95,7 @@ class Gateway:
         self.config = config
         # Path of cortex.toml. None if the configuration comes only from environment variables.
         self.config_file = config_file
+        # The sections at the start. Their addresses and connection limits stay in use after a reload.
         self._started, self._started_ollama = config.gateway, config.ollama
         self.catalog = catalog
         self.metrics = metrics
@@ -179,7 +180,8 @@ class Gateway:
             ConfigError: the configuration is inconsistent. The gateway keeps the previous configuration.
         """
         keys = static_keys(config.entitlements)
-        started = {"gateway": self._started, "ollama": self._started_ollama}  # the gateway still listens there
+        # The gateway still listens at the addresses of the start, so these addresses are checked.
+        started = {"gateway": self._started, "ollama": self._started_ollama}
         check_exposure(config.model_copy(update=started))
         self.authenticator.configure(config.entitlements.require_auth, keys)
         self.config, self.catalog = config, catalog
@@ -202,7 +204,7 @@ class Gateway:
         """Use the nodes of the configuration, and the nodes that joined."""
         names = {neuron.name for neuron in self.config.neurons}
         endpoints = {neuron.endpoint for neuron in self.config.neurons}
-        # A configured node replaces a joined one that has its name or its endpoint.
+        # A configured node replaces a joined node that has the same name or the same endpoint.
         joined = [
             NeuronSection(name=node.name, endpoint=node.endpoint, bearer=node.bearer)
             for node in self._joined

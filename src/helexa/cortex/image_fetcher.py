@@ -33,11 +33,12 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_IPV6_INTERNET = ipaddress.IPv6Network("2000::/3")  # is_global also accepts site-local and local NAT64 addresses
+# Public IPv6 addresses. `is_global` alone is not sufficient: it is also true for site-local and local NAT64 addresses.
+_IPV6_INTERNET = ipaddress.IPv6Network("2000::/3")
 
 
 def is_allowed(host: str, port: int, patterns: Collection[str]) -> bool:
-    """Return whether one of the patterns allows to fetch images from this host.
+    """Return whether a pattern allows the gateway to fetch images from this host.
 
     Args:
         host: host of a URL in lower case, without brackets.
@@ -50,8 +51,9 @@ def is_allowed(host: str, port: int, patterns: Collection[str]) -> bool:
 
 def is_reachable(address: IpAddress, private_networks: Sequence[IpNetwork] = ()) -> bool:
     """Return whether the image fetcher may connect to an IP address."""
-    # The address must be on the public internet or in one of the private networks. If an IPv6 address embeds an IPv4
-    # address, the rule applies to the IPv4 address.
+    # The address must be on the public internet or in one of the private networks. For an IPv6 address that NAT64 or
+    # IPv4 mapping derives from an IPv4 address, this rule applies to the IPv4 address. 6to4 and Teredo addresses are
+    # never allowed, because they are tunnels to an embedded IPv4 address.
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_reachable(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF), private_networks)
@@ -85,12 +87,14 @@ _QUERY_CHARS = _PATH_CHARS + "?"
 
 
 class FetchMemory:
-    """The memory of the fetched images of one request.
+    """Reserves memory for the fetched images of one request.
 
-    It counts towards the gateway's memory for request bodies, of which at most half may be fetched images.
+    The memory counts towards the gateway's limit for request bodies. The fetched images of all requests together may
+    use at most half of this limit.
     """
 
-    _OWNER = "fetched images"  # owner of the memory, in place of a client address
+    # `BodyBudget` limits the memory per client address. All fetched images are reserved under this name instead.
+    _OWNER = "fetched images"
 
     def __init__(self, bodies: BodyBudget, max_bytes: int) -> None:
         self._bodies = bodies  # the memory limit for request bodies
@@ -131,7 +135,7 @@ class ImageFetcher:
         """Fetch images, and return the data URL of each image by its http(s) URL.
 
         Args:
-            remote: number of the image in the request, for error messages, by http(s) URL.
+            remote: http(s) URLs of the images. Each URL has the number of its image in the request, for error messages.
             memory: the memory of the request.
 
         Raises:
@@ -187,7 +191,8 @@ class ImageFetcher:
     async def _get(self, location: "_Location") -> UpstreamResponse:
         """Send a request over a new connection, and return the response.
 
-        The gateway connects to an address that was checked. A second resolution of the host could give another one.
+        The gateway resolves the host once, checks the IP addresses, and connects to one of them. A second resolution
+        could give an address that was not checked.
         """
         origin, failure = location.origin, UpstreamError("no address")
         if not is_allowed(origin.host, origin.port, self.settings.allowed_hosts):
@@ -200,7 +205,7 @@ class ImageFetcher:
             addresses = [str(ipaddress.ip_address(origin.host))]
         except ValueError:
             if _LEGACY_ADDRESS.fullmatch(origin.host):
-                raise  # an address in a form that only resolvers know, such as 127.1
+                raise  # a legacy form of an IPv4 address, such as 127.1, which a resolver would accept
             flags = socket.AI_ADDRCONFIG  # no IPv6 addresses if this machine has no IPv6
             found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM, flags=flags)
             addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
@@ -265,11 +270,13 @@ def _parse(url: str, base: str = "") -> _Location:
             return _Location(url, Origin(host, port or (443 if is_tls else 80), is_tls), target)
     except ValueError:
         pass
-    raise ImageProblem("invalid_image_url", "is not at an http(s) URL without credentials; send a data URL")
+    raise ImageProblem(
+        "invalid_image_url", "has a URL that is malformed, not http(s), or contains credentials; send a data URL"
+    )
 
 
 def _escaped(text: str, safe: str) -> str:
-    """Escape characters that a URL must not contain. Escaped characters stay."""
+    """Percent-encode characters that a URL must not contain, except existing escapes."""
     return quote(_PERCENT.sub("%25", text), safe=safe)
 
 
@@ -284,7 +291,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _nothing(_connection: UpstreamConnection) -> None:
-    """Do nothing when a connection ends: it is in no connection pool."""
+    """Do nothing when a connection ends, because no connection pool contains it."""
 
 
 def _failed(message: str) -> ImageProblem:

@@ -67,7 +67,7 @@ def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]
 
 
 def _ledger_name(settings: CortexConfig) -> str:
-    """Return the name of the ledger for a command's output, without its password."""
+    """Return a name of the ledger to print, without the password in its URL."""
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
         return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"
@@ -241,7 +241,7 @@ def invite(
         network: network in which the node's address may be, like 10.1.0.0/16, besides the address from which the node
             joins. Repeatable.
         expires: lifetime of the token, at most 7d.
-        url: URL of the gateway, as the node reaches it; for the command that is shown.
+        url: URL under which the node reaches the gateway. The printed command contains it.
         config: the gateway's configuration file, which names the ledger.
         as_json: print JSON for programs.
     """
@@ -296,7 +296,7 @@ def list_nodes(*, config: Config = Path("cortex.toml"), as_json: Json = False) -
     elif nodes:
         print(text_table(_NODE_HEADINGS, [(*list(node.values())[:-1], _date(node["joined_at"])) for node in nodes]))
     else:
-        print(f"no nodes in {config} and in {_ledger_name(settings)}; add one with `cortex nodes invite`")
+        print(f"no nodes in {config} or in {_ledger_name(settings)}; add one with `cortex nodes invite`")
 
 
 def remove(name: str, /, *, config: Config = Path("cortex.toml")) -> None:

@@ -128,7 +128,10 @@ class MetricGroup:
         self._series: dict[tuple[str, ...], tuple[dict[str, int], dict[str, Histogram]]] = {}
 
     def series(self, *values: str) -> tuple[dict[str, int], dict[str, Histogram]]:
-        """Return the counters and histograms for `values` by metric name, created at need."""
+        """Return the counters and histograms with the label values `values`.
+
+        Both are dictionaries by metric name. They are created at the first call with these values.
+        """
         series = self._series.get(values)
         if series is None:
             histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histograms.items()}
@@ -209,7 +212,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics per model, key and outcome, and of the gateway, at a scrape."""
+        """Yield the metrics per model, per key, per outcome of joins, and of the gateway."""
         for registry in (self._model_metrics, self._key_metrics, self._node_joins, self._gateway):
             yield from registry.collect()
 

@@ -41,7 +41,8 @@ class FailedAttempts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: number and time of failures
+        # by network of the client: number of failures when the last failure was counted, and the time of this failure
+        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def check(self, client: str) -> None:
         """Raise ApiError 429 if the client has failed too often."""
@@ -139,15 +140,15 @@ async def allowed_endpoint(endpoint: str, client: str, invitation: Invitation) -
     Raises:
         ApiError: 400 if the URL has a path, if its host is unknown, or if an address of the host is not allowed.
     """
-    # The host of an http URL becomes an IP address, so that a later change of the DNS name leads to no other machine.
-    # With https, the certificate protects against this change.
+    # In an http URL, the host is replaced by its IP address. Otherwise a later change of the DNS entry could direct the
+    # gateway's requests to another machine. An https URL keeps the host, because a certificate identifies the machine.
     parts = urlsplit(endpoint)
     if parts.path:
         raise _not_allowed(endpoint, "it has a path; announce only host and port")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     addresses = await _addresses(parts.hostname or "", port)
     if not addresses:
-        raise _not_allowed(endpoint, "the gateway does not know this host; announce an IP address with --address")
+        raise _not_allowed(endpoint, "the gateway cannot resolve this host; announce an IP address with --address")
     for address in addresses:
         if problem := _problem(address, parts.scheme, _parsed(client), invitation):
             raise _not_allowed(endpoint, problem)
@@ -163,6 +164,7 @@ async def prove(client: NodeClient, endpoint: str, bearer: str) -> None:
     Raises:
         ApiError: 422 if the check failed. The message says what to do.
     """
+    # A node that requires its key rejects this random key with status 401.
     try:
         await client.get(endpoint, "/discovery", CHECK_KEY + new_secret().get_secret_value())
     except NodeError as error:

@@ -1,8 +1,10 @@
 """Reloads the configuration when its files change, and at SIGHUP.
 
-If a file is invalid, an error is logged and nothing changes. Valid changes are logged and take effect together. A file
-that an editor or a copy has written only in part can be valid, too. So a changed file is read after it has stayed the
-same for a second, and a reload lifts a restriction only if the file states this explicitly; see `check_exposure`.
+If a file is invalid, an error is logged and nothing changes. Valid changes are logged and take effect together.
+
+A file can also be valid while an editor or a copy has written only a part of it. Therefore a changed file is read only
+after it has stayed the same for a second. For the same reason, a reload lifts a restriction only if the file states
+this explicitly; see `check_exposure`.
 """
 
 import asyncio
@@ -36,7 +38,8 @@ _ONLY_AT_START = (
     "ollama.listen",
     "ledger",
 )
-# Advice how to remove a setting explicitly, by its name. If its line is only missing, the file may have been cut off.
+# Settings whose removal must be explicit, because a missing line can mean that the file was cut off. The values are the
+# advice in the error message.
 _REMOVALS = {
     name: f'write {name} = "unlimited"'
     for name in ("models", "hard_cap", "requests_per_minute", "tokens_per_minute", "concurrency")
@@ -63,7 +66,9 @@ class Reloader:
         self._apply = apply
         self._last_stamps = self._seen_stamps = self._stamps()
         self._requested = asyncio.Event()
-        self._keys = _by_name(config)  # also removed keys: a file that was cut off twice must not lift their limits
+        # All keys since the start. Removed keys stay: if an incomplete file removes a key, and the next incomplete file
+        # has the key without its limits, `check_exposure` must still know the limits.
+        self._keys = _by_name(config)
 
     def request(self) -> None:
         """Reload the files soon, even if they have not changed."""
@@ -116,7 +121,8 @@ class Reloader:
         """Return configuration, catalog, and whether cortex.toml is complete."""
         is_complete = self._path is None or _ends_with_line_break(self._path)
         config = configs.load(self._path)
-        if self._catalog.models and not config.models_config.exists():  # an editor may just be replacing the file
+        # A missing catalog is valid, but an existing catalog may be missing only while an editor replaces the file.
+        if self._catalog.models and not config.models_config.exists():
             raise ConfigError(f"{config.models_config} does not exist; create it, or change models_config")
         return config, catalogs.load(config.models_config), is_complete
 
@@ -178,7 +184,8 @@ def _by_name(config: CortexConfig) -> dict[str, KeySection]:
 
 
 def _secret(key: KeySection) -> str:
-    return f"secret {key.key.get_secret_value()}"  # differs from all names, which contain no blank
+    # In the dictionary of `_by_name`, the prefix keeps secrets apart from key names.
+    return f"secret {key.key.get_secret_value()}"
 
 
 def _check_terms(name: str, former: TermsSection, current: TermsSection) -> None:
@@ -186,7 +193,7 @@ def _check_terms(name: str, former: TermsSection, current: TermsSection) -> None
     for field, removal in _REMOVALS.items():
         was_set = getattr(former, field, None) is not None and field in former.model_fields_set
         if was_set and field not in current.model_fields_set:
-            raise ConfigError(f"{name} lacks {field}, which it had; to remove it, {removal}")
+            raise ConfigError(f"{name} had {field}, which the changed file lacks; to remove {field}, {removal}")
 
 
 def differences(previous: BaseModel, current: BaseModel) -> list[tuple[str, str, str]]:

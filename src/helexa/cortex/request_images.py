@@ -18,7 +18,7 @@ from helexa.cortex.forwarding.token_bounds import NO_IMAGES, PromptImages, has_m
 from helexa.cortex.image_fetcher import FetchMemory, ImageFetcher
 from helexa.http.service_and_body_budget import BodyBudget
 
-DETAILS = ("auto", "low", "high", "original")  # Values of `detail`. The Responses API also has `original`.
+DETAILS = ("auto", "low", "high", "original")  # values of an image's `detail`; only the Responses API has `original`
 
 _CONVERSATIONS = ("messages", "input")
 _CONTENTS = ("content", "output")
@@ -87,7 +87,11 @@ def check_images(body: bytes, limits: ImageLimits) -> CheckedImages:
 
 
 def replace_urls(body: bytes, data_urls: Mapping[str, str]) -> bytes:
-    """Return the body with the URLs of images replaced, as `data_urls` says."""
+    """Return the body with http(s) URLs of images replaced by data URLs.
+
+    Args:
+        data_urls: data URL of each fetched image by http(s) URL. Image URLs that are not in it stay.
+    """
     content = _read(body)
     for _, part in _parts(content):
         image = part["image_url"]
@@ -113,7 +117,8 @@ def _parts(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         for index, item in enumerate(items if isinstance(items, list) else ()):
             for key in _CONTENTS if isinstance(item, dict) else ():
                 content = item.get(key)
-                if isinstance(content, dict) and "image_url" in content:  # output of a call of OpenAI's computer tool
+                # OpenAI's computer tool returns one image instead of a list of parts.
+                if isinstance(content, dict) and "image_url" in content:
                     yield f"{name}.{index}.{key}", content
                 for position, part in enumerate(content if isinstance(content, list) else ()):
                     if isinstance(part, dict) and _is_image(part):
@@ -178,7 +183,7 @@ class ImagePreparation:
             max_body_bytes: maximum length of the body with the data URLs of all images.
 
         Raises:
-            ApiError: 400 `vision_unsupported`: the request has images, and `model` accepts none; or as for
+            ApiError: 400 `vision_unsupported`: the request has images, and `model` accepts none. Also the errors of
                 `check_images` and `ImageFetcher.fetch`.
         """
         if not has_media(body):

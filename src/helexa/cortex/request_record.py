@@ -41,13 +41,14 @@ class RequestRecord(msgspec.Struct):
     target: WarmRoute | None = None  # the node and its URL for the model. None before the request is forwarded.
     # Id under which the node stores the token counts of this request. Empty if the node does not store them.
     usage_id: str = ""
-    affinity_key: bytes | None = None  # key by which the router chose the node
+    # hash of the session or of the prompt's beginning, by which the router prefers a node. None without affinity.
+    affinity_key: bytes | None = None
     status: int = 0  # HTTP status sent to the client: 0 before it is sent, 499 if the client disconnected
     code: str | None = None
     failed: bool = False  # True if the request was rejected, or the node did not complete the response
     client_gone: bool = False  # True if the client disconnected before the response was complete
     estimated: bool = False  # True if the gateway estimated the usage, because the node did not report it
-    prompt_estimate: int = 0
+    prompt_estimate: int = 0  # estimated number of prompt tokens
     # Object that measures token usage and timing of the response. None before the response begins.
     meter: Meter | None = None
     usage: Usage | None = None  # token counts of prompt and response, or None before they are known
@@ -63,7 +64,10 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def requester(self) -> Requester:
-        """Account or address of the client, and API path; constant after the first use."""
+        """The client (its account, or else its address) and the API path.
+
+        The value is cached at the first use, so later changes of the record do not affect it.
+        """
         if self._requester is None:
             account = self.principal.account_id if self.principal else f"@{self.client}"
             self._requester = Requester(account, self.api)
@@ -168,7 +172,7 @@ class RequestRecord(msgspec.Struct):
     def facts(self) -> dict[str, Any]:
         """Return the fields of the request's log line, except the request id.
 
-        `requested` is the model name in the client's request if it is an alias or no known model.
+        `requested` is the model name in the client's request, if this name is an alias or is not a known model.
         """
         ttft, usage = self.time_to_first_token, self.usage or Usage()
         requested = {} if self.name in ("", self.model) else {"requested": self.name[:_MAX_NAME_CHARS]}

@@ -64,10 +64,11 @@ def route(
 ) -> WarmRoute | None:
     """Return the node for a request for `model`, or None if no node accepts it.
 
-    The load of a node is its number of requests for the model. With an affinity key, the nodes are tried in the key's
-    order of preference: the first node whose load is at most the average times `affinity_load_factor`, plus one, is
-    chosen. Without a key, it is the node with the lowest load. Nodes that failed, were busy or answered no polls
-    recently, and nodes that are ejected for the requester, are chosen only if no other node has the model.
+    The load of a node is its number of requests for the model. With an affinity key, a node is eligible if its load is
+    at most the average load times `affinity_load_factor`, plus one. An eligible node that has the prompt in its cache
+    is preferred. Otherwise the first eligible node in the key's rendezvous order is chosen. Without a key, the node
+    with the lowest load is chosen. Nodes that failed, were busy or answered no polls recently, and nodes that are
+    ejected for the requester, are chosen only if no other node has the model.
 
     Args:
         key: affinity key of the request from `affinity_key`, or None.
@@ -86,15 +87,16 @@ def route(
 
 
 def _preferred(nodes: list[Node], view: FleetView, model: str, requester: Requester) -> list[Node]:
-    """Return the nodes that are not ejected and calm, else not ejected, else all.
+    """Return the calm nodes that are not ejected.
 
-    A calm node has not failed or been busy recently, and answers its polls.
+    A calm node has not failed or been busy recently, and answers its polls. If no node is both calm and not ejected,
+    return the nodes that are not ejected. If all nodes are ejected, return all nodes.
     """
     trusted_nodes = [node for node in nodes if not view.is_ejected(node.name, model, requester)]
     calm_nodes = [
         node for node in trusted_nodes if (node.name, model) not in view.cooling_down and not node.is_unresponsive
     ]
-    # Requests wait at a busy node rather than fail, so no node is excluded if it is the last one.
+    # If no better node is left, a request goes to a busy node and waits there. It does not fail at once.
     return calm_nodes or trusted_nodes or nodes
 
 
@@ -124,13 +126,13 @@ def has_warm(node: Node, model: str) -> bool:
 
 
 def breaker_error(view: FleetView, model: str, client: str = ANY) -> ApiError | None:
-    """Return routing's 503 error if open breakers keep requests from a model.
+    """Return the 503 error for a model with an open circuit breaker, or None.
 
-    Return None if no node that has the model loaded has an open breaker. The caller uses this function if `route` has
-    found no node.
+    Call this function if `route` has found no node. The result is an error if a node has the model loaded, but its
+    breaker for the model and the client is open.
     """
-    # The gateway then does not load the model on another node, because a load takes longer than waiting for the
-    # breaker's next probe request.
+    # In this case, the gateway does not load the model on another node, because a load takes longer than the time until
+    # the breaker admits the next probe request.
     if any(
         view.is_open(node.name, model, client) and has_warm(node, model) and not node.cordoned for node in view.nodes
     ):
@@ -163,7 +165,7 @@ def _choose_node(
         affinity_bound = settings.affinity_load_factor * sum(loads.values()) / len(loads) + 1
         ranking = rank_nodes(loads, model, key)
         tiers = {node.name: _tier(node, model, prefix_name(key)) for node in nodes}
-        # The lowest load is always within the bound. Among the nodes within the bound, a node that has the prompt in
+        # `allowed` is never empty, because the lowest load is always within the bound. A node that has the prompt in
         # memory comes before a node that has it on disk.
         allowed = [name for name in ranking if loads[name] <= affinity_bound]
         name = min(allowed, key=lambda name: _TIERS.index(tiers[name]))
@@ -195,9 +197,9 @@ def _ascii(name: str) -> str:
 
 
 class _Beginning(msgspec.Struct):
-    """Request fields, of any API format, with the session or the prompt's beginning.
+    """The request fields, of all API formats, that tell the session or the prompt.
 
-    Their values are not validated.
+    The values are not validated.
     """
 
     prompt_cache_key: Any = None
@@ -262,7 +264,8 @@ def affinity_key(
 def rank_nodes(names: Iterable[str], model: str, key: bytes) -> list[str]:
     """Return the node names in the order of rendezvous hashing for a model and a key."""
     suffix = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
-    # Hashing name and key together moves only the keys of a node that is added or removed.
+    # Each node's hash depends only on its own name, the model and the key. If a node is added or removed, the order of
+    # the other nodes stays.
     return sorted(names, key=lambda name: blake2b(name.encode("utf-8", "replace") + suffix, digest_size=8).digest())
 
 

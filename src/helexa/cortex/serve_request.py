@@ -46,7 +46,7 @@ async def serve(
     if not model_known and any(node.healthy for node in fleet_view.nodes):
         raise unknown_model(fleet_view, request.model)
     limit = _widest_limit(fleet_view, model)
-    # Rejected here, because the node would tokenize the whole prompt first.
+    # A prompt that is too long for every node is rejected here, because a node would tokenize it before rejecting it.
     if limit is not None and len(request.body) > MAX_BYTES_PER_TOKEN * limit.context:
         await gateway.body_workers.run_if(request.large, check_prompt, request.body, limit.context)
     hint = advice(request.headers)
@@ -85,7 +85,8 @@ async def _serve_prepared(
                 try:
                     await _forward(gateway, model, request, response, record, settlement.settle)
                 finally:
-                    # before the settlement, which may wait for the node or the database
+                    # The request must not count as running during the settlement, which may wait for the node or the
+                    # database.
                     permit.answered()
     finally:
         if record.usage is not None:
@@ -96,8 +97,8 @@ def resolve(gateway: Gateway, view: FleetView, name: str) -> tuple[str, bool]:
     """Return the id of the model that a request names, and whether it is known.
 
     The id is the target of an alias, or `name` itself. Ollama lists a model without a tag as `name:latest`, and accepts
-    both names. So does the gateway, for names with and without this tag. A model on the disk of a node has more names,
-    such as the id without organization. Short names of well-known models, such as `llama3.2:1b`, mean these models.
+    both names. The gateway also accepts both names, for every model. A model on the disk of a node has more names, such
+    as the id without organization. Short names of well-known models, such as `llama3.2:1b`, are accepted, too.
     """
     model = gateway.catalog.resolve(name)
     if gateway.catalog.profile(model) is not None or view.has_model(model):
@@ -122,7 +123,6 @@ async def find_model(gateway: Gateway, name: str) -> tuple[FleetView, str, bool]
     view = gateway.fleet.view()
     model, known = resolve(gateway, view, name)
     if not known:
-        # A node may have loaded the model since its last poll.
         await gateway.poller.refresh()
         view = gateway.fleet.view()
         model, known = resolve(gateway, view, name)
@@ -130,7 +130,11 @@ async def find_model(gateway: Gateway, name: str) -> tuple[FleetView, str, bool]
 
 
 async def find_loadable(gateway: Gateway, name: str) -> str:
-    """Return the id of the model `name`, which may also be on the disk of a node."""
+    """Return the id of the model `name`, for a request to load it.
+
+    The model may be known, or only be on the disk of a node. If the catalog or a node has the same files under another
+    id, return that id. If no model is found, return `name` with aliases resolved.
+    """
     view, model, known = await find_model(gateway, name)
     local = None if known else view.local.find(model)
     return model if local is None else same_files(view, gateway.catalog, local) or local
@@ -146,12 +150,12 @@ async def _forward(
     outcomes: list[Outcome] = []
     unsuitable_nodes = nodes_without_vision(fleet_view, model) if request.images.count else set[str]()
     if request.previous is not None and (holder := fleet_view.holder(request.previous)) is not None:
-        # no other node stores the previous response
+        # The request continues a stored response (`previous_response_id`), which only the node `holder` has.
         unsuitable_nodes = {node.name for node in fleet_view.nodes} - {holder.name}
     tried_nodes = set(unsuitable_nodes)
     target = (
         route(fleet_view, model, key, routing, avoid=tried_nodes, requester=requester)
-        # an unsuitable node answers with a clear error
+        # If only unsuitable nodes are left, one of them gets the request, and its error tells the client the cause.
         or route(fleet_view, model, key, routing, requester=requester)
         or await wait_for_model(gateway, model, request.stream, response, record)
     )
@@ -173,7 +177,8 @@ async def _forward(
                 fallback = route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes, requester=requester)
             retry_on = fallback.node if fallback else "-"
             log.warning("request failed node=%s retry_on=%s error=%s", target.node, retry_on, quoted(error))
-            # Once only: a node that loses the model after each load must not make the request wait forever.
+            # If the node no longer has the model (`gone`), load the model again, but only once. A node that loses the
+            # model after each load must not make the request wait forever.
             if fallback is None and error.outcome == "gone" and outcomes.count("gone") == 1:
                 fallback = await _load_again(gateway, model, request, response, record, error)
                 tried_nodes = set(unsuitable_nodes)
@@ -193,7 +198,7 @@ async def _load_again(
 
 
 async def _affinity_key(gateway: Gateway, request: ClientRequest, record: RequestRecord) -> bytes | None:
-    """Return the request's affinity key, or None if affinity is disabled or needless."""
+    """Return the affinity key; None if affinity is disabled or there is only one node."""
     routing = gateway.config.routing
     if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
         return None
@@ -206,7 +211,10 @@ async def _affinity_key(gateway: Gateway, request: ClientRequest, record: Reques
 async def wait_for_model(
     gateway: Gateway, model: str, stream: bool, response: Reply, record: RequestRecord
 ) -> WarmRoute:
-    """Load the model, keeping a `stream` alive, and return the node that serves it."""
+    """Load the model, and return the node that serves it.
+
+    If `stream` is true, the client gets keep-alive comments during the load (see `wait_for_load`).
+    """
     load_failure = breaker_error(gateway.fleet.view(), model, record.requester.client)
     if load_failure is not None:
         raise load_failure

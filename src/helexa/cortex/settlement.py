@@ -37,12 +37,15 @@ Without this limit, a response could fill the context. The gateway would have to
 reject other requests of the key.
 """
 
+# Largest output limit that the gateway sets if a third-party backend has the model.
 THIRD_PARTY_OUTPUT = 4096
 # Smallest output limit that the gateway sets. If the budget allows fewer output tokens, the request is rejected.
 LEAST_OUTPUT = 256
 
 _COUNT_MARGIN = 64  # the node's count lacks thinking markers, which a chat template may add
-_LEAST_BYTES_PER_TOKEN = 3  # most texts have more, so that the prompt and the default output fit into the context
+# Most texts have more bytes per token. With this low value, the prompt is overestimated, so that the prompt and the
+# default output fit into the context together.
+_LEAST_BYTES_PER_TOKEN = 3
 
 
 async def reserve_budget(
@@ -70,7 +73,7 @@ async def reserve_budget(
     spending, context = request.spending, None if limit is None else limit.context
     if request.has_media and not spending.fills(context):
         body = request.body
-        # images cost tokens that the length of the text does not show
+        # `spending.prompt` is computed from the length of the body, which does not show the tokens of images.
         media = await gateway.body_workers.run(media_tokens, body) if request.large else media_tokens(body)
         if media:
             spending = replace(spending, prompt=spending.prompt + media)
@@ -87,6 +90,7 @@ async def reserve_budget(
         spending.output is not None
         and replace(spending, prompt=1, continues=False).most_tokens(output, None) > tokens_left
     ):
+        # Even with a prompt of one token, the client's output limit exceeds the budget.
         raise budget_error
     # The first reservation used an upper bound of the prompt. The node's exact count may fit into the budget.
     prompt_tokens = await gateway.calls.prompt_tokens(view, model, request)

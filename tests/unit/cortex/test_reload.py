@@ -173,7 +173,7 @@ async def test_reload_lifts_a_limit_of_a_key_only_if_it_is_set_to_unlimited(
         await files.reloader.reload()
     values = [getattr(config.entitlements.keys[0], limit) for config, _ in files.applied]
     assert values[1:] == [None, None] and values[0] is not None
-    assert f'lacks {limit}, which it had; to remove it, write {limit} = "unlimited"' in caplog.text
+    assert f'had {limit}, which the changed file lacks; to remove {limit}, write {limit} = "unlimited"' in caplog.text
 
 
 async def test_reload_rejects_a_new_key_in_a_last_line_without_a_line_break(files: Files) -> None:

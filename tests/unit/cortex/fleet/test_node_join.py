@@ -253,7 +253,7 @@ def invitation(*networks: str) -> Invitation:
         ("http://8.8.8.8:13131", "8.8.8.8", ["8.8.8.8"], None),
         ("https://8.8.8.8:13131", "8.8.8.8", [], None),
         ("http://10.0.0.5:13131/admin", "10.0.0.5", [], "has a path"),
-        ("http://no-such-host.invalid:13131", "10.0.0.5", [], "does not know this host"),
+        ("http://no-such-host.invalid:13131", "10.0.0.5", [], "cannot resolve this host"),
     ],
 )
 async def test_gateway_connects_only_to_the_address_from_which_a_node_joins(
