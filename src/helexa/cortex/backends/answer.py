@@ -204,7 +204,7 @@ _LAST_EVENT = re.compile(
     rb'|"type"\s*:\s*"(?:response\.(?:completed|incomplete|failed)|error)"'
 )
 
-_MAX_MATCH_BYTES = 64
+_MAX_MATCH_BYTES = 64  # number of bytes that are searched again with the next chunk: a match may span two chunks
 
 # Matches the beginning of an error in LiteLLM's streams. The error event has no type, so clients of the Responses API
 # cannot read it.

@@ -48,7 +48,7 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
     * The arguments of tool calls become JSON text, and functions without parameters get an empty schema.
     * A signature that the id of a tool call carries moves to `extra_content`.
     * Images in tool messages move to a user message after them, because OpenAI's API allows only text there.
-    * Content that consists of several texts becomes one text, which all servers accept.
+    * Content that is a list of text parts becomes one string, which all servers accept.
     * Without tools, `tool_choice` is left out, because vLLM and OpenAI's API reject it.
     * The template variables `add_generation_prompt` and `continue_final_message` become fields, as in vLLM and SGLang.
     * If `thinks_by_effort`, disabled thinking becomes the reasoning effort `none`.
@@ -161,7 +161,10 @@ def _messages(messages: list[dict[str, Any]], refused: Collection[str]) -> list[
 
 
 def _image_message(images: list[dict[str, Any]], following: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a user message with `images`, then `following`. Join two user messages."""
+    """Return a user message with `images`, and then the message `following`.
+
+    If `following` is also a user message, its content is appended to the message with the images.
+    """
     if not images:
         return []
     parts: list[dict[str, Any]] = [{"type": "text", "text": _IMAGES_FOLLOW}, *images]
@@ -174,7 +177,7 @@ def _image_message(images: list[dict[str, Any]], following: dict[str, Any] | Non
 
 
 def with_one_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message for a chat request, with several texts joined to one."""
+    """Return a message of a chat request, with a list of texts joined to one string."""
     content = message.get("content")
     if not _has_parts(content) or not content or not all(isinstance(part.get("text"), str) for part in content):
         return message

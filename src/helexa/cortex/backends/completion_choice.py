@@ -16,7 +16,7 @@ MAX_ARGUMENT_CHARS = 4 << 20
 MAX_CHECKS = 1000
 
 _ID_ALPHABET = string.ascii_letters + string.digits
-_ID_CHARS = 9  # Mistral's templates accept only ids of 9 letters and digits; all other servers accept them, too
+_ID_CHARS = 9  # Mistral's chat templates accept only ids of 9 letters and digits. All other servers accept them, too.
 
 FAILED = "error"  # meaning of a finish reason with which a backend says that it did not complete the answer
 
@@ -82,7 +82,7 @@ _TO_ID, _FROM_ID = str.maketrans("+/", "-_", "="), str.maketrans("-_", "+/")
 
 
 def _signed(id: str, extra_content: Any) -> str:
-    """Return the id of a call with the signature of a Google model, if it has one."""
+    """Return the id of a call, with the signature of a Google model appended if any."""
     google = extra_content.get("google") if isinstance(extra_content, dict) else None
     signature = google.get("thought_signature") if isinstance(google, dict) else None
     if not isinstance(signature, str) or not 0 < len(signature) <= _MAX_SIGNATURE_CHARS:
@@ -287,8 +287,8 @@ class Choice:
         if isinstance(delta, dict) and (delta or not isinstance(message, dict)):
             self._has_deltas = self._has_deltas or bool(delta)
             return self.convert(delta)
-        # Some backends send `message` in place of `delta`. MiniMax sends the whole message after its deltas: then only
-        # the part that was not in the deltas is returned.
+        # Some backends send `message` in place of `delta`. MiniMax sends the whole message after its deltas. In this
+        # case, only the part that was not in the deltas is returned.
         if isinstance(message, dict):
             return self._rest_of(message) if self._has_deltas else self.convert(message)
         return self.convert({"content": text} if isinstance(text, str) else {})

@@ -56,8 +56,8 @@ def with_reasoning(body: bytes) -> bytes:
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("role") != "assistant" or message.get("reasoning_content"):
         return message
-    # The ids of the calls make the texts differ: DeepSeek's models repeat a text that is equal in all messages, and
-    # then end without an answer.
+    # The added text contains the ids of the calls, so that it differs between messages. If the text is equal in all
+    # messages, DeepSeek's models repeat it and end without an answer.
     calls = message.get("tool_calls")
     ids = [str(call.get("id")) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return message | {"reasoning_content": " ".join(ids) or " "}
@@ -83,7 +83,7 @@ def with_alternating_roles(body: bytes) -> bytes:
     * The text of a user message that follows a tool result is appended to this result.
     """
     # Chat templates of Mistral's and Google's models, and APIs of some providers, reject two messages of one role in a
-    # row. Mistral's also reject a message of the user after a tool result.
+    # row. Mistral's templates also reject a message of the user after a tool result.
     return changed_messages(body, _alternating)
 
 
@@ -109,7 +109,10 @@ def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Join two texts, or two lists of content parts. A text becomes a part if needed."""
+    """Join two texts, or two lists of content parts.
+
+    If only one value is a list, the other value is converted to a content part.
+    """
     if not first or not second:
         return first or second
     if isinstance(first, str) and isinstance(second, str):
@@ -139,8 +142,8 @@ def with_short_ids(body: bytes) -> bytes:
 
     An id in this format stays.
     """
-    # Mistral's templates accept only such ids. A new id depends only on the old one, so calls and results still match,
-    # and later requests of the conversation have the same prefix.
+    # Mistral's chat templates accept only ids in this format. A new id depends only on the old id. Calls and results
+    # therefore still match, and later requests of the conversation begin with the same text, which may be cached.
     return changed_messages(body, lambda messages: [_shortened(message) for message in messages])
 
 
@@ -184,7 +187,7 @@ def with_short_names(body: bytes) -> tuple[bytes, dict[str, str]]:
         The request, and the original names by the names that replace them. A name that all APIs accept stays.
     """
     # Names can be long, because agents join the names of a server and of its tool. A new name depends only on the old
-    # one, so later requests of the conversation have the same prefix.
+    # name, so later requests of the conversation begin with the same text, which may be cached.
     originals: dict[str, str] = {}
 
     def short(name: str) -> str:
@@ -245,7 +248,7 @@ def lacks_signatures(error: bytes) -> bool:
 
 
 def with_any_signatures(body: bytes) -> bytes:
-    """Return a chat request in which the first call of each message has a signature."""
+    """Return a chat request with a placeholder signature in each unsigned message."""
     return changed_messages(body, lambda messages: [_with_signature(message) for message in messages])
 
 

@@ -49,8 +49,8 @@ def offers_other_tools(body: bytes) -> bool:
     return not is_stored and has_others and all(kind in _TOOL_TYPES for kind in types)
 
 
-# Matches errors about the type of a tool; other errors about a tool are the client's. Most errors about the type
-# mention `function`, the type that the backend accepts.
+# Matches errors about the type of a tool. Other errors about a tool are caused by the client. Most errors about the
+# type mention `function`, the type that the backend accepts.
 _REFUSED_TYPE = re.compile(
     rb"[\"'`]function\b|\bonly\b.{0,20}\bfunction|\btool[ _]types?\b|\btools?(?:\[\d+\]|\.\d+)\.type\b"
     rb"|(?:unsupported|unknown|unrecogni[sz]ed) tools?\b|\btools?\b.{0,80}\b(?:un|not )support",
@@ -72,7 +72,8 @@ def read_responses_request(body: bytes) -> ResponsesRequest:
     """Parse a request of the Responses API that a chat completion will answer.
 
     Raises:
-        ApiError: 400: a field is invalid, or needs stored responses, which such a backend does not have.
+        ApiError: 400: a field is invalid, or needs stored responses. Responses cannot be stored, because the backend
+            has only chat completions.
     """
     request = ResponsesRequest.parse(body)
     hint = "the model's server has only chat completions, which are not stored"
@@ -93,7 +94,7 @@ def chat_body(request: ResponsesRequest) -> bytes:
         chat = request.chat().model_dump(mode="json", exclude_none=True)
     except ApiError as error:
         raise with_renamed_param(error) from None
-    limit = chat.pop("max_completion_tokens", None)  # many servers know only the older name
+    limit = chat.pop("max_completion_tokens", None)  # many servers know only the older name `max_tokens`
     if limit is not None:
         chat["max_tokens"] = limit
     for message in chat["messages"]:
@@ -252,7 +253,8 @@ class ResponsesAnswer:
         self._delta_count += 1
         if all(call.is_complete() for call in self._calls):
             return [*self._end_calls(), *add(text)]
-        # Some backends send text between the pieces of a call, but an item that has ended cannot be continued.
+        # Some backends send text between the pieces of a call. The text waits until the call is complete, because the
+        # Responses API cannot continue an item that has ended.
         self._held.append((add, text))
         self._count_waiting(text)
         return []
@@ -281,7 +283,8 @@ class ResponsesAnswer:
             if call is self._calls[0]:
                 events += self._writer.output.add_arguments(arguments)
             else:
-                # The Responses API has one item at a time, but chat completions may interleave their calls.
+                # Chat completions may interleave the pieces of several calls, but the Responses API has one item at a
+                # time. The pieces of later calls therefore wait.
                 call.waiting.append(arguments)
                 self._count_waiting(arguments)
         # Only a new call or a change of the first call can end the first call. Other deltas need no check.

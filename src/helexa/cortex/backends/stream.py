@@ -107,7 +107,8 @@ class BackendStream:
             yield _KEEP_ALIVE
 
     def _read_data(self, line: bytes) -> Iterator[bytes]:
-        # A JSON value is read at once, before the empty line: some servers send no empty lines.
+        # A complete JSON value is read without waiting for the empty line at the end of the event, because some servers
+        # send no empty lines.
         data = b"\n".join([*self._data, line])
         if data.strip() == _DONE_MARK:
             yield from self._end()
@@ -124,7 +125,7 @@ class BackendStream:
                     raise malformed(f"an event has more than {MAX_LINES} lines") from None
                 return
         if self._data:
-            data = as_json(value)  # the event had several lines; as JSON, it has one
+            data = as_json(value)  # the value came in several `data` lines, but the client gets it in one line
         self._data, self._data_bytes = [], 0
         if not isinstance(value, dict):
             raise malformed("an event is not an object")

@@ -186,7 +186,8 @@ class Breakers:
         self._breakers = {key: breaker for key, breaker in self._breakers.items() if wanted(key[:2])}
 
     def _put(self, key: Key, breaker: Breaker, now: float) -> None:
-        self._breakers.pop(key, None)  # inserted again below: the dict is in the order of the last changes
+        # The breaker is removed and inserted again, so that the dictionary is in the order of the last changes.
+        self._breakers.pop(key, None)
         if not breaker.blank(now):
             self._breakers[key] = breaker
             # Only breakers of single clients are dropped. Breakers for all clients stay: their number is limited by the

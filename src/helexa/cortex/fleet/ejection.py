@@ -72,7 +72,7 @@ class Ejection:
     def struck(self, client: str, now: float) -> "Ejection":
         """Return the state after a strike.
 
-        During an ejection, only the failure of the trial counts.
+        A strike during an ejection is ignored. The failure of the trial, which follows the ejection, counts.
         """
         if now < self.until:
             return self
@@ -125,7 +125,8 @@ class Ejections:
         key = (pair, requester._replace(client=ANY))
         ejection = self._ejections.get(key, Ejection())
         if client != ANY and ejection.accuser in (ANY, client) and not ejection.strikes:
-            self._put(key, replace(ejection, accuser=client))  # one client's strikes eject the pair for no other client
+            # Strikes of one client eject the pair only for this client, so this strike is only an accusation.
+            self._put(key, replace(ejection, accuser=client))
             return False
         self._put(key, struck := ejection.struck(client, now))
         return struck is not ejection
@@ -164,7 +165,8 @@ class Ejections:
         self._rejections = {key: count for key, count in self._rejections.items() if wanted(key[0])}
 
     def _put(self, key: EjectionKey, ejection: Ejection) -> None:
-        self._ejections.pop(key, None)  # inserted again below: the dict is in the order of the last changes
+        # The ejection is removed and inserted again, so that the dictionary is in the order of the last changes.
+        self._ejections.pop(key, None)
         if ejection != Ejection():
             self._ejections[key] = ejection
             # Only ejections for single clients are dropped. Many clients must not displace ejections for all clients.

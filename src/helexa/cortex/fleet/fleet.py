@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _NOT_LOADED = ("loading", "sleeping")
 
 MAX_BUSY_SECS = 30.0
-# A third-party backend may be busy for this time: it sends no bytes and answers no polls, but is not down.
+# Longest time for which a third-party backend may send no bytes and answer no polls, and still count as busy, not down.
 MAX_SILENCE_SECS = 300.0
 
 
@@ -88,7 +88,7 @@ class Fleet:
         self.reconfigured.set()
 
     def serve_local(self, serves_local: bool) -> None:
-        """Set whether requests may name unloaded models on nodes' disks, to load them."""
+        """Set whether a request may cause the load of a model on a node's disks."""
         self.serves_local = serves_local
         self._changed()
 
@@ -100,7 +100,7 @@ class Fleet:
         """Return the current state of all nodes: the same object until the state changes."""
         now = self._clock()
         if self._view is None or now >= self._view_until:
-            # Breakers and ejections change with time, without an event.
+            # Breakers and ejections also change with time, without an event. The view is valid until their next change.
             self._view_until = min(self._breakers.changes_at(now), self._ejections.changes_at(now))
             self._view = FleetView(
                 tuple(self._nodes.values()),
@@ -189,7 +189,7 @@ class Fleet:
                     models[model] = node.models[model]
         health = report.health or node.health
         self._update_times(node, models, began)
-        # A node that returns after it was down was restarted, so its breakers and ejections are reset.
+        # A node that was down was probably restarted, so its breakers and ejections are reset.
         self._keep_failures(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
         self._put(
             replace(
@@ -449,7 +449,7 @@ class RunningRequest:
 
     __slots__ = ("_fleet", "pair", "probes", "requester", "response", "trials")
 
-    # A class, because a generator-based context manager is slower, and every request uses it.
+    # This is a class and not a generator function, because every request uses it, and a generator would be slower.
     def __init__(self, fleet: Fleet, pair: Pair, requester: Requester) -> None:
         self._fleet = fleet
         self.pair, self.requester = pair, requester

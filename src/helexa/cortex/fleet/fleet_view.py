@@ -38,7 +38,7 @@ class LocalIndex:
                 for name in (local.id, *local.names):
                     names[name.lower()].add(local.id)
                     short_names[name.rpartition("/")[2].lower()].add(local.id)
-        # by model id, the reports of the nodes by node name
+        # reports of the nodes about the files of each model: first by model id, then by node name
         self.models: Mapping[str, Mapping[str, LocalModel]] = MappingProxyType(dict(models))
         self._names = dict(names)
         self._short_names = dict(short_names)
@@ -196,7 +196,7 @@ class FleetView:
 
 @dataclass(frozen=True)
 class Report:
-    """The state of a node and its models, as one successful poll reports it."""
+    """The result of one successful poll: the state of a node and of its models."""
 
     models: Mapping[str, ModelInfo]  # the node's models, by id
     # running requests and free memory; None if they were not requested or the request failed

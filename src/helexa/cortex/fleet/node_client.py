@@ -330,7 +330,7 @@ def is_usable_id(model: str) -> bool:
 
 
 def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) -> str:
-    """Return a URL that a node reported, changed so that the gateway can reach it.
+    """Convert a URL that a node reported to a URL that the gateway can reach.
 
     A loopback host, which would mean the gateway itself, is replaced by the host of `endpoint`. The gateway sends
     prompts and the node's API key to this URL, so its host must be the host of `endpoint` or an allowed host.

@@ -40,8 +40,8 @@ class NodeError(HelexaError):
         status: int | None = None,
     ) -> None:
         super().__init__(message)
-        # the memory that was lacking, if the node rejected a load that fits when other models are unloaded; otherwise
-        # None
+        # The required and the free memory, if the node rejected a load that would fit after other models are unloaded.
+        # Otherwise None.
         self.memory = memory
         self.status = status  # HTTP status of the answer; None without an answer, and for loads and unloads
         self.temporary = temporary  # True if the same call may succeed later

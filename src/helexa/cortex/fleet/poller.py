@@ -172,7 +172,7 @@ class Poller:
         try:
             await poll(name)
         except Exception as error:  # a bug in processing a response must not stop the polling
-            log.exception("poll failed node=%s; the next one follows", name)
+            log.exception("poll failed node=%s; the next poll follows", name)
             self._fleet.missed(name, type(error).__name__)
 
     async def _poll_load(self, name: str) -> None:
@@ -183,9 +183,10 @@ class Poller:
             self._fleet.answered(name, report, started_at)
 
     async def _wait_for_answers(self, name: str) -> None:
-        """Wait until a backend is free of requests, at most one polling interval."""
-        # A poll may interrupt the running answers, as with llama-cpp-python's server even for `GET /v1/models`, or get
-        # no answer from a single-threaded server. The running requests show whether the server is alive.
+        """Wait until a backend runs no requests, but at most one polling interval."""
+        # No poll is sent during requests. A single-threaded server would not answer the poll, and llama-cpp-python's
+        # server interrupts running answers even for `GET /v1/models`. The bytes of the running answers show whether the
+        # server is alive.
         with suppress(TimeoutError):
             async with asyncio.timeout(self.interval_secs):
                 await self._fleet.emptied(name)

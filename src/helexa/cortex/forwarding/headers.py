@@ -18,7 +18,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _CREDENTIALS = {b"authorization", b"x-api-key", b"cookie"}
-# `accept-encoding` is dropped so that nodes answer without compression, which the meter cannot read.
+# `accept-encoding` is dropped so that nodes answer without compression. The gateway reads token counts in the answer.
 _REPLACED = {b"host", b"content-type", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
 # With these headers, nodes would reject requests from pages of other origins, although the gateway allows the origin.
 _BROWSER = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"sec-fetch-user"}
@@ -37,7 +37,10 @@ UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 def forwarded_headers(headers: Headers) -> Headers:
-    """Return the headers of a client's request that go to nodes (names in lower case)."""
+    """Return the headers of a client's request that are forwarded to nodes.
+
+    All header names must be in lower case.
+    """
     # Credentials, hop-by-hop headers, headers of browsers such as `origin`, and headers that the gateway sets itself
     # are not forwarded. Headers with the prefix `x-helexa-` are not forwarded either, because nodes trust them.
     connection_headers = _headers_in_connection(headers)

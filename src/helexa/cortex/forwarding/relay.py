@@ -212,7 +212,7 @@ class UsageFilter:
 
     def feed(self, chunk: bytes) -> bytes:
         """Process the next bytes, and return the bytes to forward to the client now."""
-        # The usual case: whole events without token counts are passed on without a copy.
+        # Usually, a chunk consists of whole events without token counts. Then it is forwarded without a copy.
         if not self._buffer and chunk.find(_USAGE) < 0 and chunk.endswith(b"\n\n"):
             self._event_begun = False
             return chunk
@@ -223,7 +223,7 @@ class UsageFilter:
             events = self._without_usage(events)
         if end:
             self._event_begun = False
-        # Clients disconnect after `[DONE]`, so it is never held back.
+        # Clients disconnect after `[DONE]`, so an event that may be `[DONE]` is never held back.
         if self._event_begun or len(partial_event) > MAX_BUFFERED_BYTES or _DONE_EVENT.match(partial_event):
             self._buffer, self._event_begun = b"", bool(partial_event)
             return events + partial_event
@@ -281,7 +281,7 @@ async def wait_for_load(
             timeout_secs = KEEP_ALIVE_SECS
         return task.result()
     finally:
-        # Only this request stops waiting. The load goes on.
+        # This ends only the wait of this request. The load itself continues.
         task.cancel()
 
 

@@ -39,7 +39,8 @@ class _ModelName:
 
 
 class _CheckedFields(Fields, kw_only=True):
-    model: _ModelName = cast(_ModelName, None)  # not optional: an optional type would accept null without the hook
+    # The type is not optional, because the decoder would accept null for an optional type without calling the hook.
+    model: _ModelName = cast(_ModelName, None)
 
 
 class _FieldsReader:

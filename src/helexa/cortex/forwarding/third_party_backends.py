@@ -65,8 +65,8 @@ _TEMPLATE_ERRORS = (400, 422, 500)  # servers answer an error of a chat template
 _NO_ROUTE = (404, 405, 501)
 
 
-# Refusals of a chat request that a change of the request avoids: the name of the flag in `Knowledge`, a function that
-# returns whether an error is this refusal, and a function that changes the request.
+# Refusals of a chat request that the gateway can avoid by changing the request. For each refusal: the name of its flag
+# in `Knowledge`, a function that returns whether an error is this refusal, and a function that changes the request.
 _CHANGES: tuple[tuple[str, Callable[[bytes], bool], Callable[[bytes], bytes]], ...] = (
     ("alternates", refuses_order, with_alternating_roles),
     ("plain_texts", refuses_parts, with_plain_texts),
@@ -143,8 +143,8 @@ class BackendAttempt:
         The result is None unless the gateway translated the request `body`, and the error states that prompt and output
         limit together exceed the context.
         """
-        # Anthropic's clients must state a limit, and coding agents state one that exceeds the context of many models.
-        # Nodes of helexa lower such a limit themselves.
+        # Anthropic's clients must state an output limit, and coding agents state a limit that exceeds the context of
+        # many models. Nodes of helexa lower the limit themselves.
         if OUTPUT_LIMIT not in self.optional or self.responses is not None or status not in _REFUSALS:
             return None
         limit, refusal = output_limit(self.body), read_error(status, error)
@@ -253,7 +253,7 @@ Send = Callable[[str, bytes], Awaitable[tuple[UpstreamResponse, bytes]]]
 
 
 class BackendRequests:
-    """Sends requests to third-party backends, and remembers what each backend lacks."""
+    """Sends requests to third-party backends, and remembers what each backend refuses."""
 
     def __init__(self, body_workers: BodyWorkers) -> None:
         self._body_workers = body_workers
@@ -264,8 +264,8 @@ class BackendRequests:
     ) -> tuple[UpstreamResponse, bytes, BackendAttempt]:
         """Send a request for the model `model` to the backend with the base URL `url`.
 
-        A backend that refuses the request for a reason that the gateway can avoid gets the request again, at most
-        `MAX_ATTEMPTS` times. A refused request has not generated anything.
+        If the backend refuses the request for a reason that the gateway can avoid, the gateway changes the request and
+        sends it again, in at most `MAX_ATTEMPTS` attempts. This is safe, because a refused request generates nothing.
 
         Args:
             model: id of the model at the backend.

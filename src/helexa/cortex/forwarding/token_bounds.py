@@ -23,7 +23,7 @@ from helexa.core.wire.request import NO_LIMIT
 from helexa.core.wire.responses_input import referenced_response
 from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
 
-# Bytes of the longest token in common vocabularies: 128 spaces, in those of Llama 3, Qwen 2.5 and Qwen 3.
+# Bytes of the longest token in common vocabularies. Llama 3, Qwen 2.5 and Qwen 3 have a token of 128 spaces.
 MAX_BYTES_PER_TOKEN = 128
 _MESSAGE_BYTES = 8
 
@@ -278,14 +278,14 @@ def _media_pattern(name_pattern: Callable[[str], str], alternative: str = "") ->
         alternative: `|` and a regular expression that group 1 may match instead of a key, or an empty string.
     """
     types, members = ("|".join(map(name_pattern, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
-    initials = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly
+    initials = r"(?=[tivaf\\])"  # first letters of all names, with which the pattern quickly rejects most strings
     return re.compile(
         rf'"{initials}(?:{name_pattern("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{alternative}))'.encode()
     )
 
 
 _ESCAPED_MEDIA = _media_pattern(_escapable)
-# Also matches strings with an escaped letter; if there are any, the slower pattern `_ESCAPED_MEDIA` is used.
+# This pattern also matches strings with an escaped letter. If the body has any, the slower `_ESCAPED_MEDIA` is used.
 _MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")
 
 

@@ -39,8 +39,10 @@ class NodeCalls:
     ) -> tuple[int, bytes] | None:
         """Call an endpoint of a node, and return status and body of the response.
 
-        The result is None if the node does not respond or its response is too long. `identity`: headers with the
-        account id and the key id of the client's request.
+        The result is None if the node does not respond or its response is too long.
+
+        Args:
+            identity: headers with the account id and the key id of the client's request.
         """
         headers = [
             (b"content-type", b"application/json"),
