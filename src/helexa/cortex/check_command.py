@@ -28,10 +28,10 @@ _REJECTED = ("HTTP 401", "HTTP 403")
 
 @dataclass(frozen=True)
 class Probed:
-    """The result of asking one node.
+    """The result of probing one node.
 
     Attributes:
-        models: number of models that the node lists, or None if it failed.
+        models: number of models that the node lists, or None if the probe failed.
         problem: what failed and how to fix it, or an empty string.
     """
 
@@ -108,7 +108,7 @@ def check(
 ) -> None:
     """Check cortex.toml and its catalog, query each node, and print a summary.
 
-    A node that does not answer is a warning, because nodes may start later than the gateway.
+    If a node does not answer, the command only prints a warning, because nodes may start later than the gateway.
 
     Args:
         config: the configuration file.

@@ -89,7 +89,7 @@ def serve(
 def main() -> NoReturn:
     """Run the `cortex` command.
 
-    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 unreachable, 78 configuration.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 gateway unreachable, 78 invalid configuration.
     """
     run_program("cortex", partial(call, app), tracebacks=True)
 

@@ -254,7 +254,7 @@ class OllamaSection(config.Section):
     # Second address of the gateway's API, for clients that connect to Ollama's address 127.0.0.1:11434. None for no
     # second address. A non-loopback address needs `entitlements.require_auth` or `gateway.insecure`.
     listen: Listen | None = None
-    # True to let every client download models with `/api/pull`. False to let only admins do so.
+    # True to let every client download models with `/api/pull`. False to require an admin's key.
     anyone_pulls: bool = False
 
 

@@ -51,7 +51,7 @@ class _Series:
 
 
 class History:
-    """Collects the last hour of a fleet in `INTERVALS` intervals."""
+    """Collects measurements of a fleet in the last hour, in `INTERVALS` intervals."""
 
     def __init__(self, view: Callable[[], FleetView], clock: Callable[[], float] = time.time) -> None:
         self._view, self._clock = view, clock

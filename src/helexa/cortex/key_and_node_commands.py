@@ -71,7 +71,7 @@ def _ledger_name(settings: CortexConfig) -> str:
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
         return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"
-    url_parts = urlsplit(url)  # only path and host are shown: the rest of the URL may contain a password
+    url_parts = urlsplit(url)  # only path and host are shown, because the rest of the URL may contain a password
     return f"the ledger {url_parts.path.lstrip('/')} at {url_parts.hostname or 'the local PostgreSQL'}"
 
 
@@ -141,7 +141,8 @@ def create(
         fields["window"] = {"kind": "rolling", "seconds": parse_duration(window)}
     if expires is not None:
         fields["expires_at"] = time.time() + parse_duration(expires)
-    # The catalog resolves aliases in `models`. Without a list of models, a broken catalog must not prevent a key.
+    # The catalog is needed only to resolve aliases in `models`. Without `models`, a key can be created even if the
+    # catalog is invalid.
     models_catalog = Catalog() if models is None else catalog.load(settings.models_config)
     principal = NewKey.from_fields(fields).principal(models_catalog)
     reject_static(static_keys(settings.entitlements), principal.key_id)

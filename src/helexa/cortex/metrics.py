@@ -153,7 +153,7 @@ class MetricGroup:
 
 
 class Metrics(Collector):
-    """The gateway's Prometheus metrics, with a registry of their own."""
+    """The gateway's Prometheus metrics, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -235,7 +235,7 @@ class GatewayCollector(Collector):
         self._ledger_available = ledger_available
 
     def describe(self) -> Iterable[Metric]:
-        """Return no metrics, so that the registration does not read the state."""
+        """Return no metrics, so that registering this collector reads no values."""
         return []
 
     def collect(self) -> Iterator[Metric]:

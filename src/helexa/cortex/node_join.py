@@ -108,7 +108,8 @@ class Joins:
             await self._nodes.add(invitation, name, endpoint, bearer)
             outcome = "joined"
         except ApiError as error:
-            if outcome != "limited":  # not logged if limited: otherwise a client could fill the log
+            # A rejected attempt above the limit is not logged, because a client could fill the log with attempts.
+            if outcome != "limited":
                 self._attempts.failed(client)
                 fields = (quoted(name), client, outcome, quoted(error))
                 log.warning("node did not join node=%s client=%s outcome=%s error=%s", *fields)

@@ -86,7 +86,8 @@ class Reloader:
                 await self.reload()
                 continue
             file_stamps = await asyncio.to_thread(self._stamps)
-            is_written = file_stamps == self._seen_stamps  # the files have not changed since the last check
+            # If the files have not changed since the last check, they were probably written completely.
+            is_written = file_stamps == self._seen_stamps
             self._seen_stamps = file_stamps
             if is_written and file_stamps != self._last_stamps:
                 self._last_stamps = file_stamps
@@ -209,7 +210,7 @@ def differences(previous: BaseModel, current: BaseModel) -> list[tuple[str, str,
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the value of each setting in a configuration.
 
-    In the dotted name, a list entry is identified by its id or name if it has one, else by its position.
+    In the dotted name, an entry of a list is identified by its id or name, or by its position if it has neither.
     """
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}

@@ -18,7 +18,7 @@ from helexa.cortex.upstream.usage_meter import Meter, Usage
 UNRESOLVED = "unknown"
 NO_NODE = "none"
 CLIENT_CLOSED_REQUEST = 499  # logged status of a request whose client disconnected; nginx uses the same number
-# Error code of a request whose node sent nothing for too long; the node may still process the request.
+# Error code of a request whose node sent nothing until a timeout expired. The node may still process the request.
 UPSTREAM_TIMEOUT = "upstream_timeout"
 _MIN_WINDOW_SECS = 0.1
 _MAX_NAME_CHARS = 200

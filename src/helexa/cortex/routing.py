@@ -27,7 +27,9 @@ RETRY_OPEN = 3
 RETRY_UNREPORTED = 3
 
 _LONGEST_NAME = 64
-_TIERS = ("memory", "disk", "")  # in the order of preference; an empty string means that no cache is known
+# Where a node has the prompt in its cache, in the order of preference. An empty string means that it is not known to
+# have the prompt.
+_TIERS = ("memory", "disk", "")
 
 Choose = Callable[[Sequence[Node]], Node]
 
@@ -37,7 +39,8 @@ KEY_BYTES = 16
 _MAX_SESSION_BYTES = 512
 _HASHED_END_BYTES = 32 << 10
 _HASHED_TEXT_BYTES = 2 << 10
-# Clients move `cache_control` to later messages as a conversation grows; the text of the message does not change.
+# Clients move `cache_control` to later messages as a conversation grows. It is removed before a message is hashed, so
+# that the hash of an unchanged text stays.
 _CACHE_MARK = re.compile(rb',?\s*"cache_control"\s*:\s*\{[^{}]*\}')
 
 _NOTHING = msgspec.Raw()
@@ -256,7 +259,7 @@ def affinity_key(
         if isinstance(session, str) and 0 < len(encoded := session.encode()) <= _MAX_SESSION_BYTES:
             return _session(account, encoded)
         return _prefix(account, prompt_start, min_bytes)
-    # A malformed body has no key: the node reports the errors in it in detail.
+    # A malformed body has no key, but is forwarded, because the node's error response describes the error in detail.
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 

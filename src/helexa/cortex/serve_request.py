@@ -41,7 +41,7 @@ async def serve(
     fleet_view, model, model_known = await find_model(gateway, request.model)
     if model_known:
         record.model = model
-    # Checked before the error for unknown models: clients must not find out which models exist.
+    # Access is checked before the error for unknown models, so that clients cannot find out which models exist.
     authorize(record.principal, model, request.model)
     if not model_known and any(node.healthy for node in fleet_view.nodes):
         raise unknown_model(fleet_view, request.model)

@@ -42,7 +42,7 @@ THIRD_PARTY_OUTPUT = 4096
 # Smallest output limit that the gateway sets. If the budget allows fewer output tokens, the request is rejected.
 LEAST_OUTPUT = 256
 
-_COUNT_MARGIN = 64  # the node's count lacks thinking markers, which a chat template may add
+_COUNT_MARGIN = 64  # added to the node's count, which lacks the thinking markers that a chat template may add
 # Most texts have more bytes per token. With this low value, the prompt is overestimated, so that the prompt and the
 # default output fit into the context together.
 _LEAST_BYTES_PER_TOKEN = 3
@@ -104,6 +104,7 @@ async def reserve_budget(
         reduced_tokens = spending.most_tokens(output, context)
         if output < LEAST_OUTPUT:
             raise budget_error
+    # The bound is not smaller than at the first attempt, so another reservation would fail, too.
     if reduced_tokens == tokens:
         raise budget_error
     reservation = await ledger.reserve(principal, request_id, model, reduced_tokens)

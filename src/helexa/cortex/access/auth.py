@@ -68,7 +68,7 @@ class Authenticator:
         digest = digest_of(secret) if len(secret) <= MAX_SECRET_BYTES else b""
         if digest not in self._keys and not self.require_auth:
             return None  # many clients send a placeholder key to servers without authentication
-        # A revoked or expired key is rejected in both modes, so that its owner learns that the key is invalid.
+        # A revoked or expired key is rejected even without `require_auth`, so that its owner learns that it is invalid.
         return self.principal_of(digest)
 
     def principal_of(self, credential: Credential) -> Principal:

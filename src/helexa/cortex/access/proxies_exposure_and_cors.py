@@ -37,7 +37,7 @@ class TrustedProxies:
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = tuple(networks)
-        # Whether an IP address, given as text, is the address of a trusted proxy.
+        # function that returns whether an IP address, given as text, is the address of a trusted proxy
         self.trusts = lru_cache(maxsize=1024)(self._trusts) if networks else lambda _: False
 
     def client(self, scope: Scope) -> str:
@@ -62,8 +62,8 @@ class TrustedProxies:
 def is_from_this_machine(scope: Scope) -> bool:
     """Return whether a program on this machine sent the request directly.
 
-    Requests that a reverse proxy on this machine forwards do not count, and neither do requests to a domain name: a
-    domain name that resolves to this machine can be an attack (DNS rebinding).
+    The result is False for requests that a reverse proxy on this machine forwards. It is also False for requests to a
+    domain name other than `localhost`, because a web page can attack this machine with such a name (DNS rebinding).
     """
     if not (scope.get("client") and scope.get("server")):
         return False

@@ -17,7 +17,10 @@ _RETRY_SECS = 60
 
 
 def sign_in_url(gateway_url: str, secret: str, clock: Callable[[], float] = time.time) -> str:
-    """Return the URL that signs a browser in once, within `LIFETIME_SECS`."""
+    """Return the URL that signs a browser in once, within `LIFETIME_SECS`.
+
+    `secret` is the secret of the API key with which the browser is signed in.
+    """
     expiry_ms = int((clock() + LIFETIME_SECS) * 1000)
     message = expiry_ms.to_bytes(_EXPIRY_BYTES) + secrets.token_bytes(_RANDOM_BYTES)
     token = base64.urlsafe_b64encode(message + _mac(digest_of(secret.encode()), message)).decode()
@@ -27,14 +30,15 @@ def sign_in_url(gateway_url: str, secret: str, clock: Callable[[], float] = time
 class SignInLinks:
     """The sign-in links that one gateway has accepted. Each link works once."""
 
-    # After a restart, the used links are forgotten, so links from before the start are invalid.
+    # A restart of the gateway forgets which links were used. Links that were made before the start are therefore
+    # rejected.
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._started_ms = int(clock() * 1000)
         self._used: dict[bytes, int] = {}  # expiry of each used link (Unix ms), by the random number in the link
 
     def redeem(self, token: str, keys: Iterable[Key]) -> bytes:
-        """Accept a link's token, and return the digest of the key that made it.
+        """Accept a link's token, and return the digest of the key that signed it.
 
         Raises:
             ApiError: 401 if the token is invalid, expired, used, or made for an earlier start of the gateway; 503 if
@@ -66,7 +70,10 @@ def _mac(digest: bytes, message: bytes) -> bytes:
 
 
 def _decoded(token: str) -> bytes:
-    """Return the bytes of a token; for a malformed one, zeros, which no key signed."""
+    """Return the bytes of a token.
+
+    For a malformed token, return zeros, which fail the check of the signature.
+    """
     try:
         content = base64.b64decode(token.encode("ascii"), b"-_", validate=True)
     except ValueError:

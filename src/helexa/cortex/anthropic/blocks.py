@@ -51,7 +51,7 @@ class _Block:
 
     def is_complete(self) -> bool:
         """Return whether the block can be ended with `content_block_stop`."""
-        # Only a tool call can be incomplete: without a name, or with arguments that are no JSON object yet.
+        # Only a tool call can be incomplete. It lacks a name, or its arguments are not a whole JSON object yet.
         if self.kind != "tool_use":
             return True
         last_delta = self.arguments[-1].rstrip() if self.arguments else ""
@@ -173,7 +173,8 @@ class Blocks:
             return block
         if len(self._calls) >= MAX_CALLS:
             raise malformed(f"more than {MAX_CALLS} tool calls")
-        if block is not None:  # the node gives all tool calls the same index: store the earlier call under another key
+        # The node gives all tool calls the same index, so the earlier call gets another, unused index.
+        if block is not None:
             self._calls[-1 - len(self._calls)] = block
         self._calls[index] = block = self._append(_Block("tool_use"))
         return block

@@ -269,7 +269,7 @@ def _tool_call(block: Mapping[str, Any], field: str) -> dict[str, Any]:
     arguments = block.get("input")
     if arguments is not None and not isinstance(arguments, dict):
         raise invalid_anthropic_body(f"{field}.input", "must be an object")
-    # An object, not its JSON text: chat templates iterate over the arguments.
+    # The arguments are an object and not JSON text, because chat templates iterate over them.
     function = {"name": string(block, "name", field), "arguments": arguments or {}}
     return {"id": _id(block.get("id")), "type": "function", "function": function}
 

@@ -47,7 +47,7 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
     """Return the JSON body of an error response of the Messages API."""
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
-    # Anthropic's client libraries react to `error_code`.
+    # For these codes, Anthropic's client libraries read `error_code` and react to it.
     if error.code in _HANDLED_BY_CODE:
         details["details"] = {"error_code": error.code}
     return {"type": "error", "error": details, "request_id": request_id}

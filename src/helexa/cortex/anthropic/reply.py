@@ -65,13 +65,13 @@ class MessageStream(StreamTranslator):
         # Estimated number of prompt tokens. `message_start` contains it if the node sends no token counts before the
         # output.
         self._input_tokens = input_tokens
-        self._prompt: dict[str, Any] = {}
+        self._prompt: dict[str, Any] = {}  # token counts of the prompt, if the node has sent `helexa_prompt`
         self._stop_sequences = stop_sequences  # the client's stop sequences
         self._request_id = request_id  # id of the request, used in an error event
         self._blocks = Blocks(self._out.append)
         self._usage: dict[str, Any] | None = None
         self._finish_reason: str | None = None
-        self._matched: Any = None
+        self._matched: Any = None  # field `stop_reason` of the choice, in which some nodes report the stop sequence
         self._has_begun = False
 
     def _keep_alive(self) -> None:

@@ -212,7 +212,8 @@ def _thinking(thinking: Any) -> dict[str, Any]:
     if thinking.get("type") not in ("enabled", "adaptive", "between_tools"):
         raise invalid_anthropic_body("thinking.type", "must be 'enabled', 'disabled' or 'adaptive'")
     budget = thinking.get("budget_tokens")
-    # With `adaptive`, the model decides how much it thinks. Some versions of Claude Code also send a budget of 0.
+    # With `adaptive`, the model decides how much it thinks, so a budget is ignored. Some versions of Claude Code send
+    # `adaptive` with a budget of 0.
     if budget is None or thinking["type"] == "adaptive":
         return {"enable_thinking": True}
     if type(budget) is not int or budget < 1:

@@ -23,7 +23,7 @@ def _network(text: str) -> str:
         raise ValueError(f"'{text}' is not a network; write it like 10.1.0.0/16") from None
 
 
-# Name of a node that joins: it may be an argument of commands and part of URLs.
+# Name of a node that joins. The name must be usable as an argument of commands and as a part of URLs.
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 NetworkText = Annotated[str, StringConstraints(max_length=64), AfterValidator(_network)]

@@ -52,7 +52,7 @@ def _entry(view: FleetView, catalog: Catalog, model: str, created: int, progress
         "object": "model",
         "created": created,
         "owned_by": "helexa",
-        # Clients offer users only models with `loaded`. A sleeping model also answers requests: the first one wakes it.
+        # Clients offer users only models with `loaded`. A sleeping model counts, because the next request wakes it.
         "loaded": any(info.status in ("loaded", "sleeping") for info in reports),
         "state": _state(view, model, progress, feasible_on),
         "feasible_on": feasible_on,

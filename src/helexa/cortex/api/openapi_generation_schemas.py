@@ -26,7 +26,7 @@ class Body(BaseModel):
     A field with the default None is absent if it has no value.
     """
 
-    # Validators are built on their first use, because only the document and tests need them: the gateway starts faster.
+    # Only the OpenAPI document and tests use the validators. They are built on first use, so the gateway starts faster.
     model_config = ConfigDict(defer_build=True, json_schema_extra=_never_null)
 
 

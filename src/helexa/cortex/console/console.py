@@ -58,10 +58,11 @@ class Session:
 
 
 class Sessions:
-    """The sessions of one gateway, in memory: a restart of the gateway ends them.
+    """The sessions of one gateway, in memory. A restart of the gateway ends them.
 
-    A new session replaces the oldest one if there are `MAX_SESSIONS`, or the credential's oldest one if the credential
-    has `MAX_SESSIONS_PER_CREDENTIAL`. Session ids are stored as hashes.
+    If there are `MAX_SESSIONS` sessions, a new session replaces the oldest session. If its credential has
+    `MAX_SESSIONS_PER_CREDENTIAL` sessions, it replaces the oldest session of the credential. Session ids are stored as
+    hashes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -69,7 +70,7 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}  # sessions by the hash of their id, oldest first
 
     def __len__(self) -> int:
-        """Return the number of sessions, including expired ones."""
+        """Return the number of sessions, including expired sessions."""
         return len(self._sessions)
 
     def start(self, credential: Credential, lifetime_secs: float) -> tuple[str, Session]:
@@ -226,7 +227,8 @@ def set_cookie(response: Response, token: str, session: Session, *, secure: bool
     `secure` is True if the browser uses https. The browser then never sends the cookie without TLS.
     """
     max_age = max(1, int(session.expires_at - time.time()))
-    # Scripts cannot read the cookie, and other sites' pages cannot send it.
+    # Because of `httponly`, scripts cannot read the cookie. Because of `samesite`, requests of other sites do not have
+    # the cookie.
     response.set_cookie(COOKIE, token, max_age=max_age, path="/", secure=secure, httponly=True, samesite="strict")
 
 

@@ -56,7 +56,7 @@ class _Watched:
 
 
 class EventHub:
-    """Numbers all changes for `GET /api/events`, so clients can ask for new ones."""
+    """Numbers all changes for `GET /api/events`, so that a client gets only new ones."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class EventHub:
         """
         new = self._requests_count - number
         kept = min(new, len(self._requests))
-        # The requests are indexed one by one: a deque has no slices, and copying all requests for each client is slow.
+        # A deque has no slices, and copying all requests for each client is slow. The requests are read one by one.
         recent = [self._requests[-position] for position in range(kept, 0, -1)]
         return [body for owner, body in recent if account in (None, owner)], new - kept
 
@@ -144,7 +144,7 @@ class EventHub:
         return self._models
 
     def resolve(self, name: str) -> str:
-        """Return the model id of a model id or alias."""
+        """Return the id of the model that `name`, a model id or an alias, means."""
         return self._catalog().resolve(name)
 
     def _refresh(self) -> None:
@@ -160,7 +160,7 @@ class EventHub:
             self._nodes = {name: watched for name, watched in self._nodes.items() if name in set(names)}
         for node in view.nodes:
             source, known = (node, by_node[node.name]), self._nodes.get(node.name)
-            # `Node` is immutable: the same object has not changed. Building its JSON is the expensive part.
+            # `Node` is immutable, so the same object has not changed. Then the JSON, which takes long, is not built.
             if known is not None and known.source[0] is node and known.source[1] == source[1]:
                 continue
             body = orjson.dumps(node_entry(*source))
@@ -253,7 +253,7 @@ class _EventStream(Response):
 
     def _problem(self, headers: Headers) -> ApiError | None:
         """Return why the stream must end, or None."""
-        # Checked again before every batch of events: the key may be revoked or expire while the stream is open.
+        # This method runs before every batch of events, because the key may be revoked or expire during the stream.
         try:
             principal = self._gateway.authenticator.admit(headers)
         except ApiError as error:
@@ -295,7 +295,7 @@ class _Changes:
                 self._models = body
                 yield frame(body, "models")
         if "activity" in self._topics:
-            # Only requests that end after this client connected: older ones are in the activity log.
+            # Only requests that end after this client connected are sent. Older requests are in the activity log.
             number = self._hub.last_request
             requests, dropped = self._hub.requests_since(self._request_number, self._account)
             self._request_number = number
