@@ -51,7 +51,7 @@ class _Block:
 
     def is_complete(self) -> bool:
         """Return whether the block can be ended with `content_block_stop`."""
-        # Only a tool call can be incomplete. It lacks a name, or its arguments are not a whole JSON object yet.
+        # Only a tool call can be incomplete, if it lacks a name or its arguments are not a whole JSON object yet.
         if self.kind != "tool_use":
             return True
         last_delta = self.arguments[-1].rstrip() if self.arguments else ""

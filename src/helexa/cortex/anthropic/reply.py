@@ -40,8 +40,8 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessageStream(StreamTranslator):
     """Converts a chat completion's stream to the events of the Messages API.
 
-    The first event, `message_start`, contains the prompt's token counts. It is sent when the node has sent the first
-    of:
+    The first event, `message_start`, contains the prompt's token counts. It is sent as soon as the node has sent one of
+    these:
 
     * the prompt's token counts, which helexa's own nodes send before the prefill
     * a chunk with `usage`

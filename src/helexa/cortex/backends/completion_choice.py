@@ -46,7 +46,7 @@ class _Call:
     """A tool call that the backend has begun."""
 
     index: int  # index of the call in the answer to the client
-    backend_id: str  # id of the backend, or an empty string
+    backend_id: str  # id that the backend gave the call, or an empty string
     name: str = ""  # name of the function, or an empty string as long as the backend has not sent it
     # True if the backend sent the name again after complete arguments. Arguments that follow begin a new call.
     repeated: bool = False
@@ -282,7 +282,7 @@ class Choice:
         self._reasoning_chars = 0
 
     def delta(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return the delta of a streamed choice."""
+        """Return the delta of a streamed choice in OpenAI's format."""
         delta, message, text = choice.get("delta"), choice.get("message"), choice.get("text")
         if isinstance(delta, dict) and (delta or not isinstance(message, dict)):
             self._has_deltas = self._has_deltas or bool(delta)

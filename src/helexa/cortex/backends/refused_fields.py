@@ -40,7 +40,7 @@ def output_limit(body: bytes) -> int | None:
 
 
 def with_output_limit(body: bytes, limit: int) -> bytes:
-    """Return a chat request with another value of the field `max_tokens`."""
+    """Return a chat request with the output limit `limit` in the field `max_tokens`."""
     return msgspec.json.encode(_fields.decode(body) | {OUTPUT_LIMIT: limit})
 
 

@@ -16,7 +16,7 @@ from helexa.cortex.backends.chat_request import EXTRA, changed_messages, with_on
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-# Errors of DeepSeek's server, of Python's templates and encoders, and of Ollama.
+# Matches errors of DeepSeek's server, of Python's templates and encoders, and of Ollama.
 _REFUSED_PARTS = re.compile(
     rb"sequence, expected a string|expected str instance, list found|can only concatenate str \(not"
     rb"|cannot unmarshal array into Go .{0,80}content",
@@ -124,7 +124,8 @@ def _as_parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-# Errors of Mistral's templates, of OpenAI's API (at most 40 characters), and of Anthropic's and Amazon's (a pattern).
+# Matches errors of Mistral's templates (ids of 9 characters), of OpenAI's API (at most 40 characters), and of
+# Anthropic's and Amazon's APIs (ids that match a pattern).
 _REFUSED_IDS = re.compile(
     rb"tool[ _]calls?(?:\[\d+\]\.|[ _])ids?\b.{0,200}\b(?:length|9)\b|tool_?use[._]?id\b.{0,300}\bpattern\b",
     re.IGNORECASE | re.DOTALL,
@@ -160,7 +161,7 @@ def _with_short_id(call: Any) -> Any:
     return call | {"id": _short(call["id"])} if isinstance(call, dict) and isinstance(call.get("id"), str) else call
 
 
-# Errors of OpenAI's, Mistral's, Google's and Amazon's APIs. Most allow 64 characters.
+# Matches errors of OpenAI's, Mistral's, Google's and Amazon's APIs. Most allow 64 characters in a name.
 _REFUSED_NAMES = re.compile(
     rb"\bname\b.{0,300}\b(?:pattern|length|long|longer|match|alpha\w*|a-z|characters)\b"
     rb"|\b(?:pattern|length|match)\b.{0,200}\bname\b",

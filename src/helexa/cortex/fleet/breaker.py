@@ -43,7 +43,7 @@ class Breaker:
     cooldown_until: float = -inf  # until this time the router prefers other nodes, because this node failed or was busy
 
     def state(self, now: float) -> State:
-        """Return the state: only a closed breaker allows more than one request."""
+        """Return the state at the time `now`."""
         if self.open_until is None:
             return "closed"
         return "open" if self.probing or now < self.open_until else "half-open"

@@ -272,12 +272,12 @@ class Fleet:
             self._put(replace(node, models={**node.models, model: asleep}))
 
     def transport_ok(self, name: str, model: str, client: str = ANY) -> None:
-        """Record a response to a client's request, with any status."""
+        """Record that a node responded to a client's request, with any status."""
         if self._breakers and self._breakers.ok((name, model), self._clock(), client):
             self._changed()
 
     def transport_failed(self, name: str, model: str, client: str = ANY) -> None:
-        """Record a transport failure of a client's request, such as a reset.
+        """Record a transport failure of a client's request, such as a connection reset.
 
         If the node's polls succeed, the failures of one client's requests do not open the breaker for other clients.
         """
@@ -306,7 +306,7 @@ class Fleet:
         return name in self._nodes and self._ejections.rejected((name, model), requester.path)
 
     def struck(self, name: str, model: str, requester: Requester) -> None:
-        """Record an error for a request that another node served, or a broken stream."""
+        """Record that a node failed a request that another node served, or broke a stream."""
         if name in self._nodes:
             if self._ejections.struck((name, model), requester, self._clock()):
                 log.warning(

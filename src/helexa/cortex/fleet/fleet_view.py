@@ -20,7 +20,7 @@ VISION = "vision"
 
 
 class LocalIndex:
-    """In a fleet view: usable models on the disks of all nodes, by id and name.
+    """Index of the usable models on the disks of all nodes, by id and name.
 
     Args:
         reports: the models of each node, by node name.

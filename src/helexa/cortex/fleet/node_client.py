@@ -205,7 +205,7 @@ class NodeClient:
     async def clear_prefix_cache(self, endpoint: str, model: str, bearer: str | None = None) -> int:
         """Clear a model's prefix cache on a node; return the number of bytes deleted.
 
-        A raised `NodeError` has the HTTP status; 404 means that the node knows no such model.
+        A raised `NodeError` has the HTTP status. Status 404 means that the node does not know the model.
         """
         path = f"/models/{quote(model, safe='')}/prefix-cache"
         status, body = await self._call("DELETE", endpoint, path, UNLOAD_TIMEOUT_SECS, None, bearer)
@@ -226,7 +226,7 @@ class NodeClient:
         return status // 100 == 2
 
     async def keep_awake(self, endpoint: str, model: str, bearer: str | None = None) -> None:
-        """Let a loaded model never fall asleep by itself, until it is unloaded."""
+        """Prevent a loaded model from falling asleep when idle, until it is unloaded."""
         await self.post(endpoint, "/models/keep", {"model_id": model, "idle_unload_secs": 0}, bearer)
 
     async def response(
@@ -325,7 +325,7 @@ def bearer_header(key: str | None) -> Headers:
 
 
 def is_usable_id(model: str) -> bool:
-    """Return whether a reported model id is short and unlike a command-line option."""
+    """Return whether a reported model id is short, and does not begin with a hyphen."""
     return len(model) <= MAX_ID_CHARS and not model.startswith("-")  # `ModelId` has checked the characters
 
 

@@ -18,7 +18,7 @@ _MAX_REASON_CHARS = 300
 
 
 class MemoryRejection(Record):
-    """The fields of a rejected load for lack of memory (`does_not_fit`)."""
+    """The error fields of a load that a node rejected for lack of memory."""
 
     kind: Literal["does_not_fit"]
     required_mb: WireInt  # MB that the model needs
@@ -73,7 +73,11 @@ def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: boo
 
 
 def _error_number(error: OSError) -> int:
-    """Return the errno of a connection error, or of its first tried address, or 0."""
+    """Return the errno of a connection error, or 0 if it has none.
+
+    If several addresses were tried, the error has no errno. Its text then contains the errno for each address, and the
+    first one is returned.
+    """
     if error.errno is not None and error.errno > 0:
         return error.errno
     match = re.search(r"\[Errno (\d+)\]", str(error))

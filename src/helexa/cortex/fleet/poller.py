@@ -93,7 +93,7 @@ class Poller:
         """Poll one node outside of its interval.
 
         A failure does not count as a failed poll, because clients cause these polls. The request for the models on the
-        node's disks makes the node look for new ones.
+        node's disks makes the node look for new models.
         """
         with suppress(NodeError):
             if time.monotonic() - self._polled_at.get(name, -inf) >= REFRESH_SECS:

@@ -121,7 +121,7 @@ async def relay(
 async def _next_or_settle(
     fleet: Fleet, node_response: NodeResponse, record: RequestRecord, settle: Settle | None
 ) -> bytes:
-    """Return the next chunk of a non-streaming response, and charge the request last."""
+    """Return the next chunk of a non-stream response; at its end, charge the request."""
     chunk = b"" if node_response.complete else await read_chunk(fleet, node_response, record)
     if not chunk and settle is not None:
         await settle()
@@ -172,7 +172,8 @@ async def forward_error(
         message = f"node '{record.node}' does not have model '{record.model}' loaded any more"
         raise NoResponse(f"HTTP {status}", "gone", service_unavailable(message, RETRY_GONE))
     if node_error.code == MODEL_SLEEPING:
-        # The gateway may unload other models, so that the model can wake.
+        # The outcome `gone` makes the gateway load the model again. It may unload other models, so that this model has
+        # the memory to wake.
         fleet.fell_asleep(record.node, record.model)
         raise NoResponse(f"HTTP {status}", "gone", for_client(node_error, record.node))
     error, outcome = for_client(node_error, record.node), error_outcome(status, node_error)
@@ -192,7 +193,7 @@ async def forward_error(
     log.info("node rejected the request node=%s status=%d code=%s", record.node, status, node_error.code)
     if response.started or error is not node_error or not has_openai_format(bytes(body), error):
         raise error
-    # The body may have been cut off, so the node's length does not apply.
+    # The body may have been cut off, so the `content-length` of the node's response does not apply.
     headers = [header for header in returned_headers(node_response.headers) if header[0] != b"content-length"]
     await response.start(status, [*headers, (b"content-length", b"%d" % len(body))], streamed=False)
     await response.finish(bytes(body))
@@ -241,7 +242,7 @@ class UsageFilter:
         while usage_at >= 0:
             start = max(pass_from, last_event_end(events, pass_from, usage_at))
             end = first_event_end(events, usage_at) or len(events)
-            # If the client already has the beginning of an event, the rest must follow.
+            # An event is not removed if its beginning was already sent to the client.
             if not (start == 0 and self._event_begun) and _is_usage(events[start:end]):
                 passed_on.append(events[pass_from:start])
                 pass_from = end

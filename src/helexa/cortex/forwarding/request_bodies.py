@@ -139,7 +139,7 @@ def _prepare() -> None:
     # pool dies, the pool sends SIGTERM to the others and waits for them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.nice(_NICE)  # the event loop has priority if there are few processors
+    os.nice(_NICE)  # gives priority to the process with the event loop, if there are few processors
     gc.disable()  # JSON values contain no cycles, and each collection would scan millions of values
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

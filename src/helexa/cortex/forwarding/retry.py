@@ -115,7 +115,7 @@ def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
 
 
 def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> NoReturn:
-    """Raise `NoResponse`, which allows a retry, because a proxy answered."""
+    """Raise `NoResponse`, because a proxy answered instead of the node."""
     node, status = record.node, node_response.status
     text = f"HTTP {status} from a proxy or another server"
     if status != 504:

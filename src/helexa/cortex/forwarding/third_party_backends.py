@@ -82,7 +82,7 @@ class BackendAttempt:
 
     path: str  # API path at the backend
     body: bytes  # body of the request
-    knowledge: Knowledge  # the knowledge about the backend with which the body was made
+    knowledge: Knowledge  # what the gateway knew about the backend when it made the body
     optional: frozenset[str]  # names of fields that the gateway added, and may leave out
     # the client's request, if a chat completion answers a request of the Responses API; else None
     responses: ResponsesRequest | None = None
@@ -203,9 +203,10 @@ def _new_attempt(
     thinks_by_effort: bool = False,
     keeps_limit: bool = False,
 ) -> BackendAttempt:
-    """Return the next `BackendAttempt`, according to the backend's knowledge.
+    """Return an attempt in the form that the backend probably accepts.
 
     Args:
+        knowledge: what the gateway has learned about the backend.
         translated: True if the gateway translated the body from another API.
         adds_stream_options: True if the gateway added `stream_options` to a body that it did not translate.
         thinks_by_effort: True if the backend reads only `reasoning_effort`, and not `chat_template_kwargs`.
