@@ -156,7 +156,8 @@ class Gateway:
             descriptor_limit(),
             section.max_connections,
             section.max_connections_per_address,
-            # Two descriptors per connection and listener, because a request may need a connection to a node.
+            # A connection needs a second descriptor if its request is forwarded to a node. If `ollama.listen` is set,
+            # there are two listeners with these limits.
             each=2 if self._started_ollama.listen is None else 4,
             other_descriptors=_max_idle_upstream() + METRICS_CONNECTIONS.open,
         )

@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 3
 MAX_FETCHES = 16  # maximum number of images that the gateway fetches at the same time
-MAX_WAITING = 256
+MAX_WAITING = 256  # maximum number of images that are being fetched or wait
 
 _PARALLEL_FETCHES = 4  # maximum number for one request
 _REDIRECTS = (301, 302, 303, 307, 308)

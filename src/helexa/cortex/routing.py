@@ -106,8 +106,8 @@ def _preferred(nodes: list[Node], view: FleetView, model: str, requester: Reques
 def candidates(view: FleetView, model: str, avoid: Collection[str] = (), client: str = ANY) -> list[Node]:
     """Return the nodes that may get a client's request for `model` now.
 
-    The nodes named in `avoid` are left out. A node has the model loaded, is not cordoned, is not about to unload the
-    model, and has no open circuit breaker for the model and the client.
+    The nodes named in `avoid` are left out. Each returned node has the model loaded, is not cordoned, is not about to
+    unload the model, and has no open circuit breaker for the model and the client.
     """
     return [
         node

@@ -55,7 +55,7 @@ class Shutdown:
 
     def __init__(self, drain: Drain, drain_secs: Callable[[], float], listeners: Sequence[Listener]) -> None:
         self._requests = drain
-        self._drain_secs = drain_secs  # a reload may change the setting
+        self._drain_secs = drain_secs  # a function, because a reload may change the setting
         self._listeners = listeners
         self._draining: asyncio.Task[None] | None = None
 

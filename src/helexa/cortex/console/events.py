@@ -56,7 +56,7 @@ class _Watched:
 
 
 class EventHub:
-    """Numbers all changes for `GET /api/events`, so that a client gets only new ones."""
+    """Numbers all changes for `GET /api/events`: a client gets only newer changes."""
 
     def __init__(
         self,
@@ -282,7 +282,10 @@ class _Changes:
         self._models = b""
 
     def next(self) -> Iterator[bytes]:
-        """Yield the events since the last call. The first call yields the whole state."""
+        """Yield the events since the last call.
+
+        The first call yields the whole state of nodes and models, and all stored lines of the log.
+        """
         if "nodes" in self._topics:
             nodes, names, self._node_number = self._hub.nodes_since(self._node_number)
             if names is not None:
