@@ -178,7 +178,7 @@ async def test_reload_that_would_open_the_gateway_to_the_network_without_keys_is
             cortex.gateway.configure(loopback, Catalog())
         assert (await Api(cortex)("GET", "/v1/models", secret=None))[0] == 401
         twice = {"require_auth": True, "keys": [*ENTITLEMENTS["keys"], ENTITLEMENTS["keys"][0]]}
-        with pytest.raises(ConfigError, match="key of another entry"):
+        with pytest.raises(ConfigError, match="same key as an earlier entry"):
             cortex.gateway.configure(CortexConfig.model_validate({"entitlements": twice}), Catalog())
         fewer = {"require_auth": True, "keys": ENTITLEMENTS["keys"][:1]}
         cortex.gateway.configure(CortexConfig.model_validate({"entitlements": fewer}), Catalog())
