@@ -30,7 +30,7 @@ class AttentionKind:
     # has no value vector. None if the layer has no sinks.
     sinks: Tensor | None = None
     cap: float | None = None  # soft cap of the scores, `cap * tanh(score / cap)`
-    causal: bool = False  # whether the layer ignores `Batch.attention_ends`
+    causal: bool = False  # whether attention is causal even if `Batch.attention_ends` is set
 
 
 class AttentionShape(NamedTuple):
@@ -53,7 +53,7 @@ class Capacity:
 class Bucket(NamedTuple):
     """Batch size of a captured graph, to which smaller batches are padded.
 
-    If `rows` equals `spans`, each span has one row. Otherwise a span can have more rows, with draft tokens.
+    If `rows` equals `spans`, each span has one row. Otherwise, a span can also have rows with draft tokens.
     """
 
     rows: int  # number of rows (tokens), with padding
@@ -96,11 +96,13 @@ class Batch:
     sample_rows: Tensor
     host_spans: SpanTable[NDArray[np.int32]]  # the spans in host memory, without padding
     device_spans: SpanTable[Tensor] | None  # the spans in device memory, with padding; None if kernels read host memory
-    singles: int  # number of spans of one row, which come first. 0 if the batch is padded to a bucket with draft rows.
-    most_rows: int  # upper bound of the rows of each span with several rows; 0 without such spans
+    # Number of spans that have one row. These spans come before all others. 0 if the batch is padded to a bucket with
+    # draft rows, because each of the bucket's spans can then have several rows.
+    singles: int
+    most_rows: int  # upper bound of the number of rows of a span with several rows; 0 if no span has several rows
     samples: int  # S, the number of rows whose logits are needed, without padding
     pooled: int  # P, the number of rows whose hidden states are needed
-    capacity: Capacity  # size of the largest batch, for which the buffers of the tensors are allocated
+    capacity: Capacity  # size of the largest batch; buffers that all batches share are allocated for this size
     # size of the captured graph to which the batch is padded; None if the pass runs without a captured graph
     bucket: Bucket | None = None
     # [E, H], embeddings (of images, for example) that replace the token embeddings of E rows
@@ -108,18 +110,24 @@ class Batch:
     embedding_rows: Tensor | None = None  # [E], indexes of the E rows
     # [D, E, H], numbers to add to the hidden states of the E rows after each of the first D layers
     deepstack: Tensor | None = None
-    # [T] in host memory, number of tokens of its sequence that each row attends to; None for causal attention
+    # [T] in host memory, number of positions that each row attends to, from the start of the row's sequence; None for
+    # causal attention
     attention_ends: NDArray[np.int32] | None = None
-    # Only set if layers with a sliding window have KV pages of their own (see `engine.window_pages`):
-    window_slots: Tensor | None = None  # [T], `slots` in the caches of these layers
-    window_pages: NDArray[np.int32] | None = None  # [B, W] in host memory, `SpanTable.pages` in these caches
+    # The next two fields are only set if layers with a sliding window have their own KV pages (see
+    # `engine.window_pages`).
+    window_slots: Tensor | None = None  # [T], KV slot of each row in the caches of layers with a sliding window
+    # [B, W] in host memory, page numbers as in `SpanTable.pages`, for the caches of layers with a sliding window
+    window_pages: NDArray[np.int32] | None = None
 
     def slots_of(self, kind: AttentionKind) -> Tensor:
         """Return each row's KV slot in the caches of layers of this kind."""
         return self.slots if kind.window is None or self.window_slots is None else self.window_slots
 
     def pages_of(self, windowed: bool) -> NDArray[np.int32]:
-        """Return the host page table, of sliding-window layers if `windowed`."""
+        """Return the page table [B, W] in host memory.
+
+        If `windowed`, the table is for layers with a sliding window.
+        """
         return self.window_pages if windowed and self.window_pages is not None else self.host_spans.pages
 
     def take_tokens(self, last: Tensor) -> None:
@@ -128,7 +136,8 @@ class Batch:
         A placeholder -i means the i-th token from the end of `last`, the sampled tokens of the previous step.
         """
         # The engine prepares a step before it has the tokens of the previous step.
-        from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # sampling returns -1 for non-finite logits
+        # Sampling returns -1 for non-finite logits, which is not a token id, so -1 is replaced with 0.
+        from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)
         tensors.where(self.tokens < 0, from_last.to(self.tokens.dtype), self.tokens, out=self.tokens)
 
     @cached_property

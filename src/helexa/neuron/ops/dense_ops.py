@@ -25,7 +25,7 @@ class MatrixStore:
         return None
 
     def add(self, name: str, matrix: Any) -> None:
-        """Add a matrix converted from the checkpoint, which `finish` writes to disk."""
+        """Add a converted matrix. `finish` writes the added matrices to disk."""
 
     def finish(self, looked_up: Sequence[Any] = ()) -> object:
         """End the load. The added matrices are written to disk in the background.
@@ -246,7 +246,7 @@ class DenseOps(ABC):
 
     def soft_cap(self, logits: Tensor, cap: float, bias: Tensor | None = None) -> Tensor:
         """Return `cap * tanh(logits / cap) + bias` [rows, vocabulary], maybe in `logits`."""
-        # Infinite logits become NaN, because they are signs of an error.
+        # An infinite logit is a sign of an error, but tanh would make it finite. `logits * 0` makes the result NaN.
         capped = (logits / cap).tanh() * cap + logits * 0
         return capped if bias is None else capped + bias.to(capped.dtype)
 

@@ -30,10 +30,11 @@ class Distributed:
         self._count = group.count
         store = c10d.FileStore(str(rendezvous), group.count)
         store.set_timeout(timedelta(seconds=seconds))
-        # Not torch's default group, which a process can create only once.
+        # torch's default process group is not used, because a process can create it only once.
         self._group = _process_group(store, group, timedelta(seconds=seconds), device)
         self._options = c10d.AllgatherOptions()
-        self._options.asyncOp = False  # NCCL then runs on the current stream, which a capture records
+        # NCCL runs a synchronous operation on the current stream, which the capture of a CUDA graph records.
+        self._options.asyncOp = False
         if device.type == "cuda":
             # A capture as a CUDA graph is possible only after NCCL has created the communicator.
             self.stack(torch.zeros(1, 1, device=device))  # creates the communicator

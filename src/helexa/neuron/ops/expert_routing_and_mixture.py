@@ -15,7 +15,7 @@ MixtureOp = Callable[[Tensor, Tensor], Tensor]
 
 WITHOUT_GATE = "relu2"  # Activation of experts without a gate: the square of a positive number, and 0 for other numbers
 
-# Number added to a sum of weights before the division by the sum, because sigmoids may underflow to 0.
+# Number added to a sum of weights before the division by the sum. The sum may be 0, because sigmoids may underflow.
 SMALLEST_TOTAL = 1e-20
 
 
@@ -121,8 +121,8 @@ class Clamp:
 
     def __call__(self, gate_up: Tensor) -> None:
         """Change gate and up so that `silu(gate) * up` equals the activation of gpt-oss."""
-        # A kernel for the usual activation `silu(gate) * up` can then follow: with gate' = alpha * gate, silu(gate') *
-        # up / alpha is gate * sigmoid(alpha * gate) * up.
+        # The caller can then use the usual activation `silu(gate) * up`. With gate' = alpha * gate and up' =
+        # (up + 1) / alpha, silu(gate') * up' equals gate * sigmoid(alpha * gate) * (up + 1).
         gate, up = gate_up.chunk(2, dim=-1)
         gate.clamp_(max=self.limit).mul_(self.alpha)
         up.clamp_(-self.limit, self.limit).add_(1).div_(self.alpha)
@@ -169,7 +169,8 @@ class Mixture:
             self._clamp(gate_ups)
         inputs = self._gate(gate_ups).split(list(counts.values()))
         outputs = [self._downs[expert](part) for expert, part in zip(counts, inputs, strict=True)]
-        # A row adds its results in ascending order of experts, whatever other rows are in the batch.
+        # The results of a row's experts are added in ascending order of experts. The sum therefore does not depend on
+        # other rows in the batch.
         out = x.new_zeros(x.shape[0], outputs[0].shape[1])
         for these, output, scale in zip(rows_of.values(), outputs, scales.split(list(counts.values())), strict=True):
             out.index_add_(0, these, output * scale)

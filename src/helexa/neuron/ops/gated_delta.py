@@ -190,8 +190,8 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """Apply the gated delta rule in chunks of 64 tokens.
 
-    Token i of a chunk adds k_i d_i to the state. The vectors d_i are the solution of a triangular system of equations,
-    where S is the state before the chunk:
+    Token i of a chunk adds the outer product of k_i and d_i to the state. The vectors d_i are the solution of a
+    triangular system of equations, where S is the state before the chunk:
 
         d_i + beta_i sum_{j<i} exp(g_{j+1} + .. + g_i) (k_i k_j) d_j = beta_i (v_i - exp(g_1 + .. + g_i) k_i S)
 
@@ -204,7 +204,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     scores = tensors.matmul(q, k.transpose(2, 3)).mul_(between)
     system = tensors.matmul(k * beta, k.transpose(2, 3)).mul_(between).tril_(-1)
     identity = tensors.eye(CHUNK, device=v.device).expand_as(system)
-    # Forward substitution. A sum of powers of the matrix would be inexact if keys repeat.
+    # Invert by forward substitution. A sum of powers of `system` would be inexact if keys repeat.
     inverse = tensors.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
     wanted, q, stale = v * beta, q * since_start, k * beta * since_start
     decayed_keys = (k * between[:, :, -1, :, None]).transpose(2, 3)
@@ -244,7 +244,8 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
 
 def by_chunk(x: Tensor) -> Tensor:
     """Divide tokens [N, tokens, width] into chunks [chunks, N, CHUNK, width]."""
-    # Tokens of zeros do not change the state: they add nothing, and their decay exp(0) is 1.
+    # The last chunk is padded with tokens of zeros. These tokens do not change the state, because they add nothing and
+    # their decay exp(0) is 1.
     x = tensors.pad(x, (0, 0, 0, -x.shape[1] % CHUNK))
     return x.unflatten(1, (-1, CHUNK)).transpose(0, 1).contiguous()
 

@@ -78,17 +78,19 @@ class Ops(DenseOps):
     def join_latent(
         self, queries: Tensor, absorbed: Tensor, latent: Tensor, norm: Tensor, eps: float, interleaved: bool
     ) -> Tensor:
-        """Join queries and the latent of MLA into the argument `qkv` of `rotate_store`.
+        """Join queries and latent vectors into the argument `qkv` of `rotate_store`.
 
-        The result is [rows, heads + 1, R + L]. A head of the result has R numbers that `rotate_store` rotates, and then
-        L numbers of the latent space. The single key head is also the value head.
+        Multi-head latent attention (MLA, DeepSeek-V2) stores one latent vector of L numbers per position instead of the
+        keys and values of all heads. The result is [rows, heads + 1, R + L], the query heads and then one key head,
+        which is also the value head. Each head has R numbers that `rotate_store` rotates, and then L numbers of the
+        latent space.
 
         Args:
             queries: [rows, heads, width], of which RoPE rotates the last R numbers.
-            absorbed: [rows, heads, L], the queries in the latent space.
-            latent: [rows, L + R], the latent, and then the numbers of the key that RoPE rotates.
-            norm: float32 [L], weight of the RMS norm of the latent.
-            interleaved: whether numbers 2i and 2i + 1 form a pair.
+            absorbed: [rows, heads, L], the other numbers of the queries, mapped to the latent space.
+            latent: [rows, L + R], the latent vector, and then the R numbers of the key that RoPE rotates.
+            norm: float32 [L], weight of the RMS norm of the latent vector.
+            interleaved: whether RoPE rotates numbers 2i and 2i + 1 as a pair; if False, numbers i and i + R / 2.
         """
         rank = absorbed.shape[2]
         rotated = latent.shape[1] - rank
@@ -147,7 +149,7 @@ class Ops(DenseOps):
 
         Args:
             values: whether values differ from keys. If False, the numbers of a key that RoPE leaves unchanged are also
-                the value. The other numbers of the result of `attend` are then undefined.
+                the value. In the result of `attend`, the R numbers that RoPE rotates are then undefined.
         """
 
     @abstractmethod
@@ -170,7 +172,7 @@ class Ops(DenseOps):
     ) -> Tensor:
         """Return attention of each row to all rows of its frame, [T, heads, D].
 
-        A frame is consecutive rows, such as the patches of an image or of a window.
+        A frame consists of consecutive rows, such as the patches of an image, or of a window in an image.
 
         Args:
             qkv: [T, 3 * heads, D], the query heads, key heads and value heads of each row; may be changed.

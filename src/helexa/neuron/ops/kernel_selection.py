@@ -97,7 +97,7 @@ def _why_triton_is_unusable(device: Device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "Triton runs on a CPU in its interpreter alone (TRITON_INTERPRET=1)"
+        return "Triton runs on a CPU only in its interpreter; set TRITON_INTERPRET=1"
     if device.type == "cuda" and (capability := tensors.cuda.get_device_capability(device)) < OLDEST:
         return (
             f"Triton needs compute capability {OLDEST[0]}.{OLDEST[1]}, this device has {capability[0]}.{capability[1]}"
@@ -120,7 +120,7 @@ def accelerator_dtype(kind: str, capability: tuple[int, int] | None, *, half: bo
         capability: CUDA compute capability, major and minor; None for other devices.
         half: whether the model's activations stay within the range of float16.
     """
-    # Tensor cores of older devices compute float16, but not bfloat16.
+    # Before compute capability 8.0, tensor cores compute float16, but not bfloat16.
     if kind == "cuda" and capability is not None and capability >= (8, 0):
         return tensors.bfloat16
     return tensors.float16 if half else tensors.float32

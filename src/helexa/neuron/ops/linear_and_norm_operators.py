@@ -158,8 +158,9 @@ class FewPassRmsNorm:
     """RMS norm operator with fewer passes over the input, which is faster on a CPU."""
 
     def __init__(self, weight: Tensor, eps: float, dtype: DType) -> None:
-        # torch computes the length of a vector in one pass. For a vector x of H numbers, sqrt(H) * rms(x), with
-        # epsilon, is the length of x with sqrt(H * eps) as an additional number.
+        # torch computes the length of a vector in one pass. For x with H numbers, the divisor of the RMS norm is
+        # sqrt(mean(x * x) + eps) = length / sqrt(H), where `length` is the length of x with sqrt(H * eps) as an
+        # additional number. The weight includes the factor sqrt(H).
         width = weight.shape[-1]
         self._weight = weight * width**0.5
         self._element = weight.new_tensor((width * eps) ** 0.5)

@@ -40,16 +40,19 @@ SINGLE = RankGroup()  # A model that one process computes alone
 
 @dataclass(frozen=True)
 class RowRange:
-    """A rank's contiguous range of a tensor's rows, or of columns if a method says so."""
+    """A contiguous range of a tensor's rows that one rank holds.
+
+    Arguments with the name `columns` are ranges of columns.
+    """
 
     # first row, and the row after the last row
     start: int
     stop: int
     total: int  # number of rows of the whole tensor
-    # number of rows of a head if the even rows of each head come first, then its odd rows; 0 for the order of the
-    # tensor
+    # Number of rows per head if the rows of each head are reordered: first the rows with even numbers, then those with
+    # odd numbers. 0 if the rows keep their order.
     head: int = 0
-    rotated: int = 0  # number of rows at the start of each head that are reordered in this way
+    rotated: int = 0  # number of rows at the start of each head that are reordered; the other rows keep their places
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -70,17 +73,18 @@ class RowRange:
         return np.concatenate((pairs, heads[:, self.rotated :]), axis=1).ravel()
 
     def halved(self, head: int, rotated: int) -> "RowRange":
-        """Return the range with the even rows of each head of `head` rows first.
+        """Return the range with reordered rows in each head of `head` rows.
 
-        Only the first `rotated` rows of each head are reordered.
+        Of the first `rotated` rows of a head, the rows with even numbers come first. The other rows keep their places.
+        RoPE kernels then find the numbers 2i and 2i + 1 of a pair at i and i + rotated / 2.
         """
         return RowRange(self.start, self.stop, self.total, head, rotated)
 
     def times(self, size: int, offset: int = 0, total: int = 0) -> "RowRange":
-        """Return the range in a tensor with `size` adjacent rows per row of this range.
+        """Return this range in a larger tensor, which has `size` rows for each row.
 
-        The tensor may have `offset` rows before row 0 of this range's tensor. It has `total` rows altogether; 0 means
-        `size` rows per row of this range's tensor.
+        `offset` is the index in the larger tensor of the first row for row 0 of this range's tensor. `total` is the
+        number of rows of the larger tensor; 0 means `size` times the rows of this range's tensor.
         """
         start, stop = offset + self.start * size, offset + self.stop * size
         return RowRange(start, stop, total or self.total * size, self.head, self.rotated)
@@ -88,7 +92,7 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Shares:
-    """The division of adjacent rows among the ranks of a group, a range per rank."""
+    """The division of a tensor's rows among the ranks of a group: a range per rank."""
 
     ranges: tuple[RowRange, ...]  # the range of each rank, in the order of the ranks; together they cover all rows
     rank: int  # the rank of this process
@@ -139,13 +143,13 @@ class HeadShares:
         """
         if heads % kv_heads:
             raise ModelFileError(
-                f"{heads} query heads cannot share {kv_heads} KV heads: {heads} is no multiple of {kv_heads}"
+                f"{heads} query heads cannot share {kv_heads} KV heads, because {heads} is not a multiple of {kv_heads}"
             )
         group = heads // kv_heads
         if ranks <= kv_heads:
             kv_shares = Shares.split(kv_heads, ranks, rank)
             return cls(kv_shares.times(group), kv_shares.own)
-        # A rank would have no head.
+        # Each rank needs at least one query head.
         if ranks > heads:
             raise ModelFileError(
                 f"{heads} attention heads cannot be divided among {ranks} ranks", advice="use fewer ranks"

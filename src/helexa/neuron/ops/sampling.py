@@ -30,7 +30,9 @@ _MASK64 = (1 << 64) - 1
 Settings = NDArray[np.float32]
 
 _BLOCK = 256  # tokens per block of partial sums
-_CANDIDATES = 256  # largest logits sorted first; the whole vocabulary is sorted only if more tokens may remain
+# Number of most probable tokens that are sorted first. The whole vocabulary is sorted only if the filters may keep
+# more.
+_CANDIDATES = 256
 
 
 class Adjustments(msgspec.Struct, frozen=True):
@@ -83,7 +85,7 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: boo
 
 
 def upload(array: NDArray[Any], device: Device) -> Tensor:
-    """Return a copy of a sampling setting's host array on the device, without waiting."""
+    """Return a copy of a host array on the device, without waiting for the device."""
     # The copy uses pinned memory, because a copy from pageable memory would wait for all work queued on the GPU.
     tensor = tensors.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
@@ -95,7 +97,8 @@ def settings_of(sampling: Sampling, again: bool = False) -> Settings:
     drawn = sampling.filters[:, 0] > 0
     if drawn.any():
         numbers = uniforms(sampling.seeds, sampling.positions, again)
-        # Rounding to 1 would select the last token, even an unlikely one.
+        # Rounding to float32 may yield 1, which would select the last token, even an unlikely one. The limit is
+        # therefore the largest float32 number below 1.
         settings[:4], settings[4] = sampling.filters.T, np.minimum(numbers, np.nextafter(np.float32(1), 0))
         settings[:, ~drawn] = 0
     return settings
@@ -114,7 +117,8 @@ def adjusted(logits: Tensor, adjustments: Adjustments, last: Tensor | None) -> T
     rows = np.repeat(np.tile(np.arange(len(logits)), ADJUSTMENT_KINDS), np.diff(adjustments.starts))
     tokens = upload(adjustments.tokens.astype(np.int64), logits.device)
     if last is not None and (adjustments.tokens < 0).any():
-        last_tokens = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not index the previous row
+        # A sampled token can be `NON_FINITE` (-1), which would select a logit of the previous row.
+        last_tokens = last[tokens.clamp(max=-1)].clamp(min=0)
         tokens = tensors.where(tokens < 0, last_tokens, tokens)
     indices = upload(rows * logits.shape[1], logits.device) + tokens
     values = upload(adjustments.values, logits.device)

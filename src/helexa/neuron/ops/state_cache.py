@@ -83,7 +83,7 @@ def advance_spans(
         advance: function that computes T tokens of each of B sequences. Its arguments are the inputs [B, T, ..] and the
             states of the B sequences, which the function replaces. It returns the results [B, T, ..].
         inputs: tensors [R, ..] with one line for each of the R rows (tokens) of the batch, as in `out`.
-        together: whether to compute the decode rows of all sequences together.
+        together: whether to compute the rows of all sequences with one row in one call of `advance`.
     """
     spans = batch.span_list
     for span in spans:

@@ -19,7 +19,8 @@ from helexa.neuron.ops.linear_and_norm_operators import (
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps, dequantizing_bytes
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
-# Row count up to which the int4 product beats bfloat16: it reads a quarter of the bytes but computes in float32.
+# Maximum number of rows for which the int4 product is faster than the bfloat16 product. The int4 product reads a
+# quarter of the bytes, but computes in float32.
 _INT4_ROWS = 6
 
 
@@ -53,7 +54,7 @@ class CpuOps(ReferenceOps):
         return ProductBytes(dense + packed, dense + dequantizing_bytes(weights))
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        # Each pass over the input has a fixed cost on a CPU.
+        # On a CPU, each torch operation on the input has a fixed cost, so an operator with fewer operations is faster.
         return FewPassRmsNorm(weight, eps, self.dtype)
 
 

@@ -76,7 +76,8 @@ class SpanGroups:
         for span, span_pages in spans:
             if span.stop - span.start > 1:
                 continue
-            if not groups or len(span_pages) > 2 * len(groups[-1][0][2]):  # padding at most doubles the pages read
+            # A group pads the pages of its sequences to the same number. The padding at most doubles the pages read.
+            if not groups or len(span_pages) > 2 * len(groups[-1][0][2]):
                 groups.append([])
             groups[-1].append((span.start, span.prefix + 1, span_pages))
         self._decodes = [_decode_group(group, device) for group in groups]
@@ -118,7 +119,7 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
         queries = queries.reshape(1, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(queries, keys[None], values[None], scale=kind.scale)
         return out.view(1, heads, dim)
-    # Fold the query heads of one KV head into the rows of one product.
+    # The query heads that share a KV head become the rows of one matrix product.
     grouped = queries.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
     scores = _scores(grouped, keys, kind)
     scores = scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
@@ -188,7 +189,7 @@ def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor
     _, heads, _, dim = cache.shape
     width = pages.shape[-1] * PAGE_SIZE
     if contiguous is not None:
-        # views of the cache instead of copies
+        # Contiguous pages need no copy, so the result consists of views of the cache.
         span = cache[:, :, contiguous * PAGE_SIZE : contiguous * PAGE_SIZE + width]
         return span[0], span[-1]
     paged = cache.view(len(cache), heads, -1, PAGE_SIZE * dim).index_select(2, pages.flatten())
