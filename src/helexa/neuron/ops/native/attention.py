@@ -27,13 +27,13 @@ class Tile(NamedTuple):
     """
 
     row: int  # index of the first row in the batch
-    rows: int
+    rows: int  # number of rows
     position: int  # position of the first row in its sequence
     pages: int  # index in `AttentionPlan.pages` of the sequence's first page number
     first_segment: int  # first segment of positions that the tile attends to
     segments: int  # number of segments that the tile attends to
     partial: int  # index of the partial result that the tile writes; -1 if the tile computes the final output
-    seen: int = 0  # number of positions that every row sees; 0 for causal attention
+    seen: int = 0  # number of positions that every row of the tile attends to; 0 for causal attention
 
 
 class Split(NamedTuple):
@@ -88,11 +88,10 @@ class AttentionPlan:
         A partial result consists of the largest score, the sum of weights, and the sum of weighted values. All layers
         with the same `heads` and `dim` share the memory.
         """
-        # The memory keeps its address, because captured graphs contain it.
+        # Captured graphs contain the address of this memory, so the memory is allocated once.
         if (heads, dim) not in self._partials:
-            partials = np.zeros(
-                (self._spans, heads, 2 + dim), dtype=np.float32
-            )  # memory pages become resident on the first write
+            # The operating system provides a memory page of `np.zeros` when a kernel first writes to the page.
+            partials = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)
             self._partials[heads, dim] = tensors.from_numpy(partials)
         return self._partials[heads, dim]
 
@@ -175,8 +174,8 @@ class PagedAttention:
 
     def page_bytes(self, kv_heads: int, head_dim: int, values: bool = True) -> int:
         """Return the bytes of one KV page in one layer (see `Ops.page_bytes`)."""
-        # A cache without values always has 16 bits. With 8 bits, values would be stored, too, because they are rounded
-        # in another way than keys, and the cache would be larger.
+        # A cache without values always has 16 bits per number. In an 8-bit cache, keys and values are rounded
+        # differently, so values would have to be stored in addition to keys, and the cache would be larger.
         if self._kv_bits == 16 or not values:
             return kv_heads * (1 + values) * 2 * head_dim * PAGE_SIZE
         numbers, scales, base = 2 * head_dim * PAGE_SIZE, 3 * 4 * PAGE_SIZE, 2 * head_dim
@@ -250,14 +249,14 @@ def _parts_of_group(group: int, keys_only: bool) -> int:
 
     Each part is an item of work. `group` is the number of query heads per KV head.
     """
-    # A tile has at most `MAX_QUERIES` heads. In latent attention, all heads share one KV head without values. Smaller
-    # parts then let several threads compute a short sequence.
+    # A tile has at most `MAX_QUERIES` heads. In latent attention, all query heads share one KV head without values.
+    # With smaller parts, several threads can compute a short sequence.
     limit = _LATENT_QUERIES if keys_only else MAX_QUERIES
     return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= limit)
 
 
 class FramePlan:
-    """Work list of the attention kernel for frames, whose rows see each other.
+    """Work list of the attention kernel for frames (see `Ops.attend_frames`).
 
     The kernel reads keys and values from pages as in a KV cache. Each frame begins with a new page.
     """

@@ -14,10 +14,12 @@ from helexa.neuron import tensors
 from helexa.neuron.ops.native.kernel_library import PLAIN, Argument, KernelLibrary
 from helexa.neuron.tensors import DType, Tensor
 
-_LEAST = 64
-_CHUNK = 1 << 20  # smaller buffers are cut from chunks of this size
+_LEAST = 64  # minimum size of a buffer in bytes
+_CHUNK = 1 << 20  # buffers of fewer bytes are cut from chunks of this size
 
-_MAX_BYTES = 32 << 20  # about 500 graphs of a 30-layer model; a capture takes a tenth of the time of a small step
+# Maximum bytes of recorded kernel calls, enough for about 500 graphs of a 30-layer model. If a removed graph is needed
+# again, the new capture takes a tenth of the time of a small step.
+_MAX_BYTES = 32 << 20
 
 
 class Workspace:
@@ -83,8 +85,8 @@ class CapturedGraph:
     """A captured forward pass on the CPU."""
 
     calls: bytes  # the recorded kernel calls, as concatenated instructions (see `KernelLibrary.run`)
-    # Address of the result. Between replays, the workspace uses this memory for other tensors, because there are many
-    # graphs and logits are large.
+    # Address of the result. Between replays, the workspace may use this memory for other tensors. Separate memory for
+    # the logits of each of the many graphs would be too large.
     address: int
     shape: tuple[int, ...]  # shape of the result
     # Tensors outside the workspace that the kernels read or write. The graph keeps these tensors allocated.
@@ -118,8 +120,9 @@ class Graphs:
             self._library.run(instruction)
         else:
             self._instructions.append(instruction)
-            # Keep tensors that torch allocated until the graph is removed; the workspace reuses its own memory.
-            given: list[Any] = [value for value in arguments.values() if value.__class__ not in PLAIN]  # all tensors
+            # The graph keeps tensors outside the workspace allocated. The workspace never frees its memory.
+            # Arguments that are not `PLAIN` are tensors.
+            given: list[Any] = [value for value in arguments.values() if value.__class__ not in PLAIN]
             self._inputs += [value for value in given if not self._workspace.holds(value)]
 
     def run(
@@ -140,7 +143,7 @@ class Graphs:
             save_states: function that saves the recurrent states, which a forward pass changes, and returns a function
                 that restores them.
         """
-        # `len(inputs)`: a batch with slots of window pages has one more input, which its kernels read.
+        # The number of inputs is part of the key, because a batch with `Batch.window_slots` has one more input.
         shape = inputs[0].shape[0], samples, len(inputs)
         if self._complete is None and samples:
             graph, result, self._complete = self._check(inputs, forward, save_states())

@@ -138,7 +138,8 @@ def compile_for_this_processor(compiler: str, library: Path, compiled: Callable[
     available = processor_flags()
     levels = [level for level in LEVELS if level.machine == platform.machine() and level.requires <= available]
     first_error: subprocess.CalledProcessError | None = None
-    # The assembler may be older than the compiler (RHEL 9), and not all compilers know `native` (RISC-V).
+    # `-march=native` fails if the assembler is older than the compiler (RHEL 9), or if the compiler does not know
+    # `native` (RISC-V). The levels of this processor are tried next, and finally no flags.
     for flags in (THIS_PROCESSOR, *(level.flags for level in levels), ()):
         try:
             compile_library([compiler], flags, library, compiled, file_seconds)
@@ -147,7 +148,7 @@ def compile_for_this_processor(compiler: str, library: Path, compiled: Callable[
             continue
         if first_error is not None:
             _log.warning(
-                "kernels compiled for some instructions of this processor only compiler=%r flags=%r; "
+                "kernels do not use all instructions of this processor compiler=%r flags=%r; "
                 "upgrade the compiler and its assembler for faster answers",
                 compiler,
                 " ".join(flags),

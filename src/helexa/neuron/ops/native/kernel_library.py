@@ -87,7 +87,8 @@ class KernelLibrary:
     """The functions of the compiled kernels in `kernels/*.c`."""
 
     def __init__(self, library: ctypes.CDLL, layout: str, origin: str) -> None:
-        # digest of the C files that define the layout of packed weights; and how the library was built, for the user
+        # `layout` is a digest of the C files that define the layout of packed weights. `origin` tells the user how the
+        # library was built.
         self.layout, self.origin = layout, origin
         names = [name.removesuffix("_arguments") for name in STRUCTS if name.endswith("_arguments")]
         self._kernels = {name: _Kernel(name, ctypes.cast(getattr(library, name), ctypes.c_void_p)) for name in names}
@@ -243,13 +244,14 @@ class _Kernel:
         values: list[Argument] = []
         for name, (pointer, nullable, dtype) in self._fields.items():
             value = arguments[name]
-            if value.__class__ in PLAIN:  # the frequent case, which needs no slow `isinstance` with an abstract class
+            if value.__class__ in PLAIN:  # checked first, because `isinstance` with the abstract class `Tensor` is slow
                 if pointer and not (value is None and nullable):
                     raise TypeError(f"{self._name}: {name} is {value}, not a tensor of {dtype}")
                 values.append(0 if pointer else value)
             elif isinstance(value, Tensor):
                 if not pointer or (dtype is not None and value.dtype != dtype):
-                    raise TypeError(f"{self._name}: {name} is a tensor of {value.dtype}")
+                    expected = dtype if pointer else "a number"
+                    raise TypeError(f"{self._name}: {name} is a tensor of {value.dtype}, expected {expected}")
                 values.append(value.data_ptr())
             elif pointer:
                 raise TypeError(f"{self._name}: {name} is {value}, not a tensor of {dtype}")
@@ -279,7 +281,7 @@ def native_kernels() -> KernelLibrary:
         try:
             return KernelLibrary(ctypes.CDLL(str(path)), _digest(_LAYOUT), f"prebuilt for {path.stem}")
         except OSError as error:
-            _log.warning("prebuilt kernels not loaded path=%s error=%s; they are compiled", quoted(path), quoted(error))
+            _log.warning("prebuilt kernels not loaded path=%s error=%s; compiling them", quoted(path), quoted(error))
     compiler = c_compiler()
     if compiler is None:
         raise Unavailable("no C compiler found; install gcc or clang for faster answers")
@@ -335,6 +337,7 @@ def _compile_lock(library: Path) -> Iterator[None]:
 
     library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with library.with_suffix(".lock").open("w") as lock:
-        with suppress(OSError):  # a file system without locks: each engine compiles, and the last file stays
+        # On a file system without locks, each engine compiles the library, and the last result replaces the others.
+        with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

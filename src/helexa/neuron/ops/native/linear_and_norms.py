@@ -31,9 +31,9 @@ class NativeLinear:
         # The input is rounded once for all matrices.
         x = x.contiguous()
         inputs: dict[bool, Tensor] = {}
-        for plain in sorted(
-            {matrix.number is None for matrix in self._matrices}
-        ):  # quantized matrices first: `quantize` applies the gate itself, and must read x before the gate
+        # Quantized matrices come first: the kernel `quantize` applies the gate itself, so it must read x before
+        # `gate_mul` replaces x.
+        for plain in sorted({matrix.number is None for matrix in self._matrices}):
             if plain:
                 x = launcher.gate_mul(x, self._gate) if self._gate else x
                 inputs[plain] = launcher.take(rows, columns, dtype=tensors.bfloat16)

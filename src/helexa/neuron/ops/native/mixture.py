@@ -12,7 +12,10 @@ from helexa.neuron.tensors import Tensor
 
 
 class NativeMixture:
-    """Mixture operator on native kernels. The lower index wins among equal scores."""
+    """Mixture operator on native kernels.
+
+    Among experts with equal scores, the kernels select the expert with the lower index.
+    """
 
     def __init__(
         self,
@@ -94,15 +97,15 @@ def _choice(routing: Routing) -> dict[str, Argument]:
 class GroupedProducts:
     """A linear layer with several matrices of one format, each for different rows.
 
-    The rows are pairs of a row of the batch and an expert that the row selected, sorted by expert; or a head's numbers
-    in a row of the batch, sorted by head.
+    For a mixture, there is one input row for each pair of a row of the batch and an expert that it selected. The pairs
+    are sorted by expert. In `NativeHeadLinear`, heads take the place of experts.
     """
 
     def __init__(
         self, launcher: Launcher, matrices_of_expert: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
     ) -> None:
         self._launcher = launcher
-        self._matrices_of_expert = matrices_of_expert  # also keeps the memory at these addresses allocated
+        self._matrices_of_expert = matrices_of_expert  # also keeps the memory at `_addresses` allocated
         self._addresses = tensors.tensor(
             [[matrix.data.data_ptr() for matrix in stack] for stack in zip(*matrices_of_expert, strict=True)]
         )

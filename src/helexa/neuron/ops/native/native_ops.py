@@ -50,6 +50,7 @@ from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantized_matrix import Weight
 
 _log = logging.getLogger("helexa.neuron.ops")
+# Settings of a model's configuration that must be multiples of `LANES`.
 _WIDTHS = (
     "hidden_size",
     "intermediate_size",
@@ -122,10 +123,10 @@ class NativeOps(Ops):
         if any(width % LANES for width in widths):
             return f"widths {tuple(width for width in widths if width)} are not all multiples of {LANES}"
         if (state := config.get("mamba_d_state") or 0) > MAX_DIM:
-            return f"Mamba-2 with states of {state} numbers is too large"
+            return f"Mamba-2 states of {state} numbers are larger than {MAX_DIM}"
         for layer_dim in (dim, config.get("global_head_dim") or dim):  # some layers of Gemma 4 have larger heads
             if layer_dim % (2 * LANES):
-                return f"heads of {layer_dim} are no multiple of {2 * LANES}"
+                return f"heads of {layer_dim} are not a multiple of {2 * LANES}"
             if layer_dim > MAX_DIM:
                 return f"heads of {layer_dim} are larger than {MAX_DIM}"
         return None
@@ -179,7 +180,8 @@ class NativeOps(Ops):
         shares: ExpertShares | None = None,
         act: str = "silu",
     ) -> MixtureOp:
-        # The kernels multiply all experts in one call. Otherwise one expert is computed after another.
+        # The native kernels multiply all experts in one call, which requires equal formats. Otherwise, the base class
+        # computes one expert after another.
         if not NativeMixture.fits(experts):
             tensors.require_torch("experts in different formats")
             return super().mixture(experts, routing, clamp, shares, act)
@@ -356,7 +358,7 @@ class NativeOps(Ops):
         if NativeDelta.fits(sizes):
             return NativeDelta(self._launcher, sizes, weights, self._spans, self._states.append)
         tensors.require_torch(f"linear attention with keys of {sizes.key_dim}")
-        # Plain torch computes the state, which a captured list of native kernels does not contain.
+        # Plain torch updates the state. A captured graph contains only native kernels, so it would not do this.
         self.captures_state = False
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 

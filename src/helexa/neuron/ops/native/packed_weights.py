@@ -42,8 +42,8 @@ class HugeMemory:
         """Return zeroed memory, uint8 [size], aligned to 64 bytes."""
         if len(self._free) < size:
             memory = mmap.mmap(-1, max(size, self._chunk), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            # Each step reads all weights. With the weights in a mapped file, whose pages have 4 KiB, decoding took 1 to
-            # 5 % longer.
+            # Each step reads all weights, which is faster in huge pages. In a mapped file, which has pages of 4 KiB,
+            # decoding took 1 to 5 % longer.
             prefer_page_size(memory, huge=True)
             self._free = tensors.frombuffer(memory, dtype=tensors.uint8)
         result, self._free = self._free[:size], self._free[-(-size // 64) * 64 :]
@@ -152,7 +152,10 @@ def _format(library: KernelLibrary, weight: GroupwiseTensor) -> Format | None:
 
 
 def _is_read_as(scale: GroupScale, signed: bool) -> bool:
-    """Return whether 8-bit codes keep their values if a kernel reads them as `signed`."""
+    """Return whether 8-bit codes keep their values in a kernel.
+
+    The kernel reads the codes as signed numbers if `signed`, else as unsigned numbers.
+    """
     assert scale.codes is not None
     right = tensors.int8 if signed else tensors.uint8
     # Codes up to 127 have the same value as signed and as unsigned numbers.
@@ -168,12 +171,13 @@ def _holds(dtype: DType, unit: Tensor, exactly: bool) -> bool:
 
 
 def _places(codebook: Tensor) -> Tensor:
-    """Return the index in `codebook` of each number, int32 [base ** width].
+    """Return a table of the entries of `codebook`, int32 [base ** width].
 
-    The codes of an entry are the digits of its number, first code lowest. Numbers without an entry have index 0.
+    The codes of an entry, as the digits of a number with the lowest digit first, are the entry's place in the table.
+    The table contains the index of the entry in `codebook`. Places without an entry contain 0.
     """
     entries, width = codebook.shape
-    # entries of eight codes have the digits 0 to 2, entries of four codes 0 to 7
+    # Entries of eight codes have codes from 0 to 2, and entries of four codes have codes from 0 to 7.
     base = 3 if width == 8 else 8
     places = np.zeros(base**width, np.int32)
     places[codebook.numpy().astype(np.int64) @ base ** np.arange(width)] = np.arange(entries)

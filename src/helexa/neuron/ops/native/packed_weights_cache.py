@@ -7,9 +7,11 @@ a digest of the version. A file consists of one line of JSON and the packed matr
 A start maps the file, which takes no time if the file is in the system's page cache. Later, a thread moves the weights
 to huge pages.
 
-The files take at most a tenth of the disk, except for a single larger file. Files of which there is a newer version are
-removed first, then the least recently used ones, and all that were not used for 30 days. A file that an engine has
-mapped stays: the removal would free no space before the engine ends, and on NFS, crash engines of other hosts (SIGBUS).
+All files together take at most a tenth of the disk, except for a single larger file. Before a file is written, files
+that were not used for 30 days are removed, or for one day if a newer version exists. If more space is needed, files
+with a newer version are removed first, then the least recently used files. A file that an engine has mapped is not
+removed. The removal would free no space before the engine ends. On NFS, it would also crash engines of other hosts
+(SIGBUS).
 """
 
 import ctypes
@@ -47,20 +49,24 @@ _PACKAGES = ("layers", "models", "ops", "tensors", "weights")  # packages that r
 
 _log = logging.getLogger("helexa.neuron.ops")
 _LIMIT = 64 << 30  # maximum total size of all files, on any disk
-_DISK_SHARE = 10  # the files take at most this part of the disk
+_DISK_SHARE = 10  # all files together take at most 1 / _DISK_SHARE of the disk
 _MAX_AGE_SECONDS = 30 * 86400
-_MAX_OLD_VERSION_SECONDS = 86400  # not 0: two versions on one machine may alternate
+# Maximum time without use of a file that has a newer version. The time is not 0, because two versions of helexa on one
+# machine may be used in turns.
+_MAX_OLD_VERSION_SECONDS = 86400
 _SMALLEST = 16 << 20  # minimum size of a stored model; smaller models are packed quickly
 _RESERVED = 4 << 30  # disk space left free for other uses
-_MAX_HEADER = 16 << 20
+_MAX_HEADER = 16 << 20  # maximum bytes of the line of JSON
 _PART = 16 << 20  # bytes that are mapped or moved at once
 _HUGE_PAGE = 2 << 20
-_LOOKED_UP_PART = 64 << 10  # bytes per write of an embedding: Linux maps this much around a page that is read
-_MOVE_AFTER_SECONDS = 0.5  # the copy of the weights would delay the first tokens; until then decoding is slower
+_LOOKED_UP_PART = 64 << 10  # bytes per write of an embedding; Linux maps as many bytes around a page that is read
+# Delay of the move to huge pages after a start. Without a delay, copying the weights would slow down the first tokens.
+# Until the move, decoding is slower.
+_MOVE_AFTER_SECONDS = 0.5
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name before Python 3.14
 _MOVE_FLAGS = 1 | 2 | 4  # MREMAP_MAYMOVE, MREMAP_FIXED, MREMAP_DONTUNMAP
 _ALIGNMENT = 64
-_STALE_SECONDS = 3600
+_STALE_SECONDS = 3600  # age from which an unfinished file is removed, because its engine has crashed
 
 _Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of the format
 
@@ -115,7 +121,7 @@ class PackedStore(MatrixStore):
         The thread writes the added matrices to disk, or moves the matrices from disk to huge pages.
         """
         if self._mapped is not None:
-            # Of an embedding, only the memory pages of tokens that occur are read, so the other pages take no memory.
+            # A step reads only the rows of its tokens from an embedding. The other pages of the file take no memory.
             self._mapped.leave([matrix.data for matrix in looked_up])
             self._mapped.populate()
             work = self._mapped.move_later
@@ -143,10 +149,11 @@ class PackedStore(MatrixStore):
                 if offset < 0 or size <= 0 or offset + size > len(data):
                     raise ValueError(f"{name} lies outside the file")
                 matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
-            # A read of a page that the file has lost ends the process. `finish` soon reads and copies the pages.
+            # If another process truncated the file, reading a lost page would end this process (SIGBUS). `finish` soon
+            # reads and then copies the pages, so one check leaves little time for such a change.
             if os.fstat(file.fileno()).st_size != total:
                 raise ValueError("another process changes the file")
-        mark_used(self._path)  # only now: a damaged file must be replaced
+        mark_used(self._path)  # not earlier, because a damaged file must be replaced, and a used file is not
         self._mapped = mapped
         return matrices
 
@@ -167,8 +174,8 @@ class PackedStore(MatrixStore):
                 file.write(line.ljust(_aligned(len(line)), b"\0"))
                 for matrix in self._matrices.values():
                     data = matrix.data.numpy().data
-                    # The page cache gets a block of the size of a write, of up to 2 MiB, and Linux 6.18 maps all of a
-                    # block if one of its bytes is read.
+                    # Linux keeps the bytes of one write as one block of up to 2 MiB in the page cache. If one byte is
+                    # read, Linux 6.18 maps the whole block. Small writes therefore save memory for an embedding.
                     part = _LOOKED_UP_PART if any(matrix is other for other in looked_up) else len(data)
                     for start in range(0, len(data), part):
                         file.write(data[start : start + part])
@@ -179,7 +186,7 @@ class PackedStore(MatrixStore):
                 unfinished.replace(self._path)
         except OSError as error:
             _log.warning(
-                "packed weights not saved path=%s error=%s; the next load takes as long",
+                "packed weights not saved path=%s error=%s; the next load takes as long as this one",
                 quoted(self._path),
                 quoted(error),
             )
@@ -188,7 +195,7 @@ class PackedStore(MatrixStore):
     def _free_space(self, size: int) -> None:
         """Remove outdated files, then further files until `size` bytes fit."""
         for stale in self._path.parent.glob("*.partial-*"):
-            with suppress(OSError):  # another engine has renamed or deleted it; ESTALE on NFS
+            with suppress(OSError):  # another engine has renamed or deleted the file; on NFS, the error is ESTALE
                 if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
                     stale.unlink()
         now, limit = time.time(), min(_LIMIT, shutil.disk_usage(self._path.parent).total // _DISK_SHARE)
@@ -201,18 +208,22 @@ class PackedStore(MatrixStore):
                 file.path.unlink(missing_ok=True)
                 total -= file.size
         if shutil.disk_usage(self._path.parent).free < size + _RESERVED or size > _LIMIT:
-            raise OSError(f"{size >> 20} MiB do not fit on the disk or in the limit of {_LIMIT >> 20} MiB")
+            raise OSError(
+                f"the file needs {size >> 20} MiB; the limit is {_LIMIT >> 20} MiB, "
+                f"and {_RESERVED >> 20} MiB of the disk must stay free"
+            )
 
 
 class MappedWeights:
     """A mapped file of weights, which can move to huge pages while kernels read it.
 
-    A copy at the start would take longer than all other work of a small model's load. Without huge pages, decoding of
-    one sequence took 1 to 5 % longer on Zen 4, and 1.6 times as long on Sapphire Rapids in a virtual machine.
+    A copy during the load of a small model would take longer than all other work of the load. Without huge pages,
+    decoding of one sequence took 1 to 5 % longer on Zen 4, and 1.6 times as long on Sapphire Rapids in a virtual
+    machine.
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
-        # Writable, because torch warns of tensors in read-only memory. Nothing writes to it.
+        # The memory is writable only because torch warns of tensors in read-only memory.
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         self._memory = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, protection)
         self.data = tensors.frombuffer(self._memory, dtype=tensors.uint8)
@@ -221,7 +232,7 @@ class MappedWeights:
     def leave(self, parts: Sequence[Tensor]) -> None:
         """Exclude `parts` of `data` from `populate` and `move`.
 
-        The system reads their pages when they are needed.
+        The system reads the pages of these parts when a kernel reads them.
         """
         end, used = 0, list[tuple[int, int]]()
         offsets = {tensors.address(part) - tensors.address(self.data): part.nbytes for part in parts}
@@ -263,8 +274,8 @@ class MappedWeights:
             for at in range(start + -(base + start) % _HUGE_PAGE, last, _PART):
                 size = min(_PART, last - at)
                 ctypes.memmove(source + aligned, base + at, size)
-                # The page table changes at once, so that kernels read either the file's page or its copy. The pages
-                # behind `copies` are new and empty afterwards.
+                # `mremap` puts the copied pages in the place of the file's pages in one step, so that kernels always
+                # read one or the other. Afterwards, `copies` has new, empty pages.
                 if libc.mremap(source + aligned, size, size, _MOVE_FLAGS, base + at) != base + at:
                     return False
         return True
@@ -283,7 +294,7 @@ def fingerprint(model: Path) -> str:
         status = path.stat()
         digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         with path.open("rb", buffering=0) as file:
-            # only samples, because a model has many gigabytes
+            # The digest contains only samples of the file, because a model has many gigabytes.
             for at in (0, *range(0, status.st_size, max(status.st_size // 64, 1))):
                 digest.update(os.pread(file.fileno(), 4096, at))
     return digest.hexdigest()
@@ -297,10 +308,13 @@ class _StoredFile(NamedTuple):
 
 
 def _in_order_of_removal(folder: Path, written: str) -> list[_StoredFile]:
-    """Return the stored files in order of removal; versions of `written` count as old."""
+    """Return the stored files in order of removal.
+
+    `written` identifies the weights that are about to be written. Their stored files count as old versions.
+    """
     found: list[tuple[float, int, Path]] = []
     for path in folder.glob(f"*{PACKED_SUFFIX}"):
-        with suppress(OSError):  # another engine has deleted it; ESTALE on NFS
+        with suppress(OSError):  # another engine has deleted the file; on NFS, the error is ESTALE
             status = path.stat()
             found.append((status.st_mtime, status.st_size, path))
     newer, files = {written}, list[_StoredFile]()
