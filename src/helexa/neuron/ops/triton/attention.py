@@ -16,13 +16,13 @@ from helexa.neuron.ops.triton.attention_kernels import LEAST_SEGMENT, LOG2_E, at
 from helexa.neuron.ops.triton.kv_cache import Paged
 from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch
 
-_WIDEST, _WIDEST_WITHOUT_TENSOR_CORES = 512, 256
+_WIDEST, _WIDEST_WITHOUT_TENSOR_CORES = 512, 256  # largest head dimensions (see `widest`)
 
-_FEW = 1 + MAX_DRAFTS
+_FEW = 1 + MAX_DRAFTS  # maximum rows of a short span: an accepted token and draft tokens
 _MOST_DRAFTED = 4 * MAX_DRAFTS  # maximum draft rows in the kernel for short spans; limits the partial results
 _NO_WINDOW = 1 << 30
 _SHARES = 256  # maximum segments of a row, summed over all KV heads
-_WAVES = 4  # programs per multiprocessor, so that none idles for long at the end
+_WAVES = 4  # programs per multiprocessor, so that no multiprocessor idles for long at the end
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def short_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
     # Tensor cores multiply at least 16 rows.
     rows, width = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
     warps = 4 if width <= 256 else 8
-    if not gpu.tensor_cores or itemsize == 4:  # sums are in registers, and loads are not prefetched
+    # Without tensor cores, and with float32, sums are in registers, and loads are not prefetched.
+    if not gpu.tensor_cores or itemsize == 4:
         return Tile(rows, 32 if width <= 128 else 16, 4, 1)
     fixed_bytes = rows * width * (2 + 4)  # queries, and sums before they are stored
     # If the shared memory is large enough, two programs run on a multiprocessor at the same time, each with two or

@@ -156,7 +156,7 @@ def attend_long(
     span, kv_head = tl.program_id(2), tl.program_id(1)
     row = tl.load(starts + span)
     count = tl.load(starts + span + 1) - row
-    # The last tiles see the most positions and begin first.
+    # The last tiles attend to the most positions, so they begin first.
     first = (tl.cdiv(count, TILE // GROUP) - 1 - tl.program_id(0)) * (TILE // GROUP)
     if (count <= few) | (first < 0):
         return
@@ -293,7 +293,8 @@ def attend_short(
             tl.store(sums + 2 * partial, largest, present)
             tl.store(sums + 2 * partial + 1, total, present)
             tl.store(weighted + partial[:, None] * DIM + columns[None, :], summed, cells)
-        largest = tl.where(complete, float("-inf"), largest)  # a largest score of -inf also clears the sums
+        # The next block begins a new segment. A largest score of -inf makes `attend_block` ignore the old sums.
+        largest = tl.where(complete, float("-inf"), largest)
 
 
 @triton.jit(do_not_specialize=("starts", "prefixes", "few", "most", "segments"))

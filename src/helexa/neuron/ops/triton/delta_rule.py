@@ -23,7 +23,7 @@ from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch
 # Spans with more rows of accepted tokens are computed in chunks. Decode spans, also with drafts, have fewer rows.
 FEW_ROWS = 32
 
-_ALL_ROWS = 1 << 30
+_ALL_ROWS = 1 << 30  # more rows than any span has, so that no span is computed in chunks
 _COLUMNS = 1024  # columns of the ring buffer that a program stores
 
 
@@ -83,8 +83,8 @@ class DeltaRule:
     def _store_inputs(self, mixed: Tensor, cache: MatrixCache, batch: Batch) -> None:
         """Write the last inputs of spans of several rows to their ring buffers."""
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
-        # In a kernel of its own, because all programs of the previous kernels must first have read the inputs that this
-        # kernel overwrites.
+        # This is a separate kernel, because all programs of the previous kernels must first have read the inputs that
+        # it overwrites.
         launch(
             _store_input_rows,
             (triton.cdiv(sizes.mixed, _COLUMNS), spans),
@@ -111,7 +111,10 @@ def _span_tables(batch: Batch) -> tuple[Tensor, ...]:
 
 
 def _multiplies_float32(gpu: GpuProperties) -> bool:
-    """Return whether tensor cores multiply float32; else single rows are faster."""
+    """Return whether tensor cores multiply float32 (as tf32).
+
+    Otherwise, computing row by row is faster than computing in chunks.
+    """
     return gpu.tensor_cores and torch.version.hip is None
 
 

@@ -1,5 +1,6 @@
 """Dequantize packed matrices: rows for embeddings and cuBLAS, tiles for products."""
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false,
+# reportOperatorIssue=false
 
 import triton
 import triton.language as tl
@@ -81,7 +82,8 @@ def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tens
 def _launch(matrix: PackedMatrix, rows: Tensor | None, first: int, factor: float, out: Tensor, block: int) -> None:
     count, columns = out.shape
     pieces = columns // (LANES * fields(matrix.bits))
-    grid = (-(-columns // _COLUMNS) * -(-count // block),)  # one dimension: the others allow only 65535 blocks
+    # The grid has one dimension, because the second and third dimension allow only 65535 programs.
+    grid = (-(-columns // _COLUMNS) * -(-count // block),)
     tensors = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
     constants = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
     launch(_dequantize, grid, *tensors, rows, first, factor, out, count, pieces, warps=4, ROWS=block, **constants,

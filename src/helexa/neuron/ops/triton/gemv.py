@@ -8,7 +8,8 @@ A quantized code is converted to float32 without a conversion instruction: its b
 number, which equals the code times a power of two. GPUs multiply subnormal numbers exactly and at full speed. Compiled
 for sm_90 by Triton 3.6 and 3.9, a 4-bit code takes 3.8 instructions in total, a 6-bit code 6.5 and an 8-bit code 4.3.
 """
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false,
+# reportOperatorIssue=false
 
 import triton
 import triton.language as tl
@@ -28,7 +29,7 @@ TINY = constexpr(2.0**-85)
 
 _MOST_WARPS = 4
 _PLAIN = 8  # 16-bit numbers that a thread reads at a time
-_WASTE = 1.25
+_WASTE = 1.25  # maximum ratio of all threads, also idle ones, to threads with work (see `_warps`)
 
 
 def multiply_rows(
@@ -50,7 +51,8 @@ def multiply_rows(
     """
     rows, outputs = out.shape
     columns, share = x.shape[1], rows // max(x.shape[0], 1)
-    grid = (rows * -(-outputs // ROWS.value),)  # one dimension: the others allow only 65535 blocks
+    # The grid has one dimension, because the second and third dimension allow only 65535 programs.
+    grid = (rows * -(-outputs // ROWS.value),)
     if isinstance(matrix, Tensor):
         pieces = columns // _PLAIN
         warps = _warps(pieces)

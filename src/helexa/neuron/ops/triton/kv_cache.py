@@ -22,7 +22,7 @@ from helexa.neuron.ops.triton.launch_and_graphs import launch
 
 _SCALES = 2 * PAGE_SIZE * 4
 
-_HEADS = 4  # heads per program: 128 numbers each make two 16-byte loads per thread of a warp
+_HEADS = 4  # heads per program; with heads of 128 16-bit numbers, each thread of a warp loads 16 bytes twice
 
 
 def page_bytes(kv_heads: int, dim: int) -> int:
@@ -52,7 +52,10 @@ class Paged:
 
     @classmethod
     def from_cache(cls, cache: Tensor) -> "Paged":
-        """Return an 8-bit cache (3-D), or one in `ReferenceOps`'s layout, with strides."""
+        """Return a cache with its strides.
+
+        A cache with three dimensions is an 8-bit cache. Other caches have the layout of `ReferenceOps`.
+        """
         if cache.dim() == 3:
             _, kv_heads, size = cache.shape
             strides = (size, kv_heads * size, (size - _SCALES) // 2)

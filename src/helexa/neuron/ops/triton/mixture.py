@@ -93,7 +93,7 @@ def _route(
     if bias is not None:
         if not SIGMOIDS:
             shares = shares / total
-            total = total / total  # NaN stays NaN
+            total = total / total  # 1, or NaN if a score is NaN
         rank = shares + tl.load(bias + expert, expert < E, 0.0)
     elif GROUPS > 1:
         rank = shares
@@ -110,7 +110,8 @@ def _route(
         chosen_shares = tl.where(slot == number, tl.sum(tl.where(expert == best, shares, 0.0), 0), chosen_shares)
         remaining = tl.where(expert == best, float("-inf"), remaining)
     if not OF_ALL:
-        total = tl.sum(chosen_shares, 0) + 1e-20 + 0.0 * total  # sigmoids may underflow to 0
+        # The sum may be 0, because sigmoids may underflow. If a score is NaN, `0.0 * total` makes all weights NaN.
+        total = tl.sum(chosen_shares, 0) + 1e-20 + 0.0 * total
     elif SIGMOIDS:
         total = 1.0 + 0.0 * total
     weight = chosen_shares / total
@@ -158,7 +159,7 @@ def _arrange(chosen, order, bounds, P, E, B, ROWS: constexpr, EXPERTS: constexpr
     place = tl.sum(tl.where(expert < this_expert, counts, 0), 0)
     end = place + tl.sum(tl.where(expert == this_expert, counts, 0), 0)
     block = tl.sum(tl.where(expert < this_expert, blocks, 0), 0)
-    if this_expert == E:  # unused blocks
+    if this_expert == E:  # this program marks the unused blocks
         for unused in range(block, B):
             tl.store(bounds + B + unused, 0)
             tl.store(bounds + 2 * B + unused, 0)
@@ -291,7 +292,7 @@ def _add_up(expert_outputs, weights, out, H, CHOSEN: constexpr, BLOCK: constexpr
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     within = column < H
     total = tl.zeros([BLOCK], tl.float32)
-    # The best expert comes first, and the sum is in float32.
+    # The expert outputs are added in float32, in a fixed order: the expert with the best score first.
     for number in tl.static_range(CHOSEN):
         pair = row * CHOSEN + number
         total += tl.load(weights + pair) * tl.load(expert_outputs + pair * H + column, within, 0.0).to(tl.float32)

@@ -54,7 +54,7 @@ class LayerNorm:
 
 
 def _warps(block: int) -> int:
-    """Return the warps for rows of `block` numbers: 8 numbers per thread."""
+    """Return the number of warps for rows of `block` numbers: 8 numbers per thread."""
     return max(1, min(16, block // 256))
 
 

@@ -35,7 +35,8 @@ def sample(logits: Tensor, settings: Settings) -> Tensor:
     cuts = draws and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
     on_device = upload(np.ascontiguousarray(settings), logits.device) if draws else None
     blocks = triton.cdiv(vocabulary, _BLOCK)
-    # Separate allocations, since Triton recompiles for pointers that are not aligned to 16 bytes.
+    # `greatest` and `mass` are not parts of one allocation, because Triton recompiles a kernel if a pointer is not
+    # aligned to 16 bytes.
     greatest, mass = (torch.empty((rows, blocks), device=logits.device) for _ in range(2))
     place = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
     launch(
@@ -94,7 +95,7 @@ def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, p
     block, row = tl.program_id(0), tl.program_id(1)
     tokens = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row.to(tl.int64) * stride + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
-    x = tl.where(x != x, float("inf"), x)  # a NaN must become the largest logit
+    x = tl.where(x != x, float("inf"), x)  # NaN becomes infinite, so that the row is reported as non-finite
     largest = tl.max(x)
     at = row * tl.num_programs(0) + block
     tl.store(greatest + at, largest)
