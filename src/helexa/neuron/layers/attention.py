@@ -96,7 +96,7 @@ class Attention:
                 outputs[f"{prefix}.v_proj"] = value_rows
         self._gated_q = None
         if gated:
-            # The rows of queries and gates alternate by head, so they are a product of their own.
+            # In `q_proj`, the rows of queries and gates alternate by head, so `q_proj` is multiplied separately.
             del outputs[f"{prefix}.q_proj"]
             self._gated_q = loader.column_parallel_linear({f"{prefix}.q_proj": queries.times(2 * head_dim)}, inputs)
         self._gate = None
@@ -142,7 +142,7 @@ class Attention:
         if gated is not None:
             out = self._ops.gate_heads(out, gated)
         out = out.view(x.shape[0], -1)
-        # After attention, because K and V of all rows must be in the cache.
+        # The rows are chosen only now, because K and V of all rows must be in the cache.
         if rows is not None:
             out = self._ops.choose_rows(out, rows)
         return self._out(out)
@@ -166,7 +166,7 @@ class NormedProjections:
         )
         self._weights = query, key
         self._gathered: list[LinearOp] = []
-        # A norm covers the heads of all ranks, so the ranks gather queries and keys.
+        # Each of the two norms covers the heads of all ranks, so the ranks gather queries and keys.
         if loader.ranks > 1:
             names, outputs = list(outputs)[:2], {name: outputs[name] for name in list(outputs)[2:]}
             for name, rows in zip(names, self._own, strict=True):

@@ -174,7 +174,7 @@ class Block:
         """
         # One kernel adds the previous layer's output to the residual stream, and computes the norm.
         delta = self.mixer(self._mixer_norm(hidden, delta), cache, step, rows)
-        # After the mixer, which updates the cache with all T rows.
+        # The rows are chosen only now, because the mixer updates the cache with all T rows.
         if rows is not None:
             hidden = self._ops.choose_rows(hidden, rows)
         if self._post_norms is None:

@@ -17,18 +17,19 @@ _EPS = 1e-6  # epsilon of the norms inside the layer, independent of the model's
 class LatentSizes:
     """Widths of a layer with latent attention."""
 
-    rank: int  # L, width of the latent from which all heads compute keys and values
+    rank: int  # L, width of the latent vector from which the keys and values of all heads are computed
     rotated: int  # R, number of rotated numbers of each query head, and of the key that all heads share
-    plain: int  # how many numbers of each query head are not rotated
+    plain: int  # number of numbers of each query head that are not rotated
     value: int  # width of each head's value
-    query_rank: int | None  # width of the latent of the queries; None if the queries are computed from the hidden state
+    # width of the latent vector from which the queries are computed; None if they are computed from the hidden state
+    query_rank: int | None
 
 
 class LatentAttention:
-    """Self-attention whose keys and values follow from one latent per position.
+    """Self-attention whose keys and values come from one latent vector per position.
 
     The class implements `Mixer`. The KV cache has one head of R + L numbers per position: the rotated key and the
-    normalized latent. With tensor parallelism, each rank computes some of the heads, and has the whole KV cache.
+    normalized latent vector. With tensor parallelism, each rank computes some of the heads, and has the whole KV cache.
 
     Args:
         rope: rotary embedding of R numbers.
@@ -81,8 +82,9 @@ class LatentAttention:
         if self._query_latent is not None and self._query_norm is not None:
             queries = self._query_norm(self._query_latent(x))
         queries = self._queries(queries).view(x.shape[0], self._heads, sizes.plain + sizes.rotated)
-        # Keys and values of the heads are never computed. The key projection is applied to the query, whose product
-        # with the latent is then the score, and the value projection to the weighted sum of latents.
+        # Keys and values of the heads are never computed. The key projection is applied to the queries instead, so that
+        # the product of a query and a latent vector is the score. The value projection is applied to the weighted sum
+        # of latent vectors.
         absorbed = self._to_latent(queries)  # [T, heads, L]
         qkv = ops.join_latent(queries, absorbed, self._latent(x), self._norm, _EPS, self._interleaved)
         queries = ops.rotate_store(qkv, self._heads, step.tables(self._rope), cache, step.batch.slots)
@@ -113,7 +115,7 @@ def _head_projections(
             RowRange(start, start + plain, total),
             RowRange(start + plain, start + plain + value, total),
         )
-        # The checkpoint's matrix maps the latent to a key. Its transpose maps a query to the latent space.
+        # The checkpoint's matrix maps a latent vector to a key. Its transpose maps a query to the latent space.
         keys.append(loader.transposed(name, f"{to_latent}#{head}", (total, rank), of_keys))
         values.append(loader.matrix(name, (total, rank), ranges=(of_values,)))
     return loader.head_linear(keys), loader.head_linear(values)

@@ -80,7 +80,7 @@ class Loader:
         require_shape(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name, index, part)
         self._read += _nbytes(weight)
-        # The server kills a process that shows no progress.
+        # Report progress, because the server kills a process that reports none.
         heartbeat.beat()
         self._on_read(min(self._read, self.checkpoint.total_bytes))  # fp8 weights are larger in memory than in the file
         return weight
@@ -201,7 +201,7 @@ class Loader:
         weight = self.weight(name, shape, part=part_of(ranges))
         if isinstance(weight, GroupwiseTensor):
             return weight.dequantize(tensors.float32).to(self.ops.device)
-        # Not a view of the memory-mapped file, which is closed after the load.
+        # The result is a copy, because the memory-mapped file is closed after the load.
         return weight.to(self.ops.device, tensors.float32, copy=True)
 
     def vector(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> Tensor:
@@ -230,7 +230,7 @@ class Loader:
         matrices, bias = self.matrices({name: (shares.own,)}, inputs.total)
         if self.ranks == 1:
             return self.product(matrices, bias, gate)
-        # Each sum is computed on one rank, in the same order as with a single rank.
+        # The ranks gather the inputs, so that one rank computes each sum, in the same order as with a single rank.
         return GatheredInputs(self.ops, self.gather_outputs(self.product(matrices, bias), shares), inputs, gate)
 
     def replicated_linear(self, name: str, outputs: int, inputs: int) -> LinearOp:
@@ -351,7 +351,7 @@ class Loader:
         if cap is None:
             return self.gather_outputs(self.product(matrices, self._suppress(own, bias, len(shares.own))), shares)
         product, suppression = self.product(matrices, bias), self._suppress(own, None, len(shares.own))
-        # The bias of suppressed tokens is added after the cap, which would raise it to -cap.
+        # The low numbers for suppressed tokens are added after the cap, because the cap would raise them to -cap.
         return self.gather_outputs(lambda x: self.ops.soft_cap(product(x), cap, suppression), shares)
 
     def _suppress(self, tokens: Sequence[int], bias: Tensor | None, width: int) -> Tensor | None:

@@ -59,7 +59,7 @@ class Mamba2:
             norm = loader.vector(f"{prefix}.norm.weight", sizes.values, (values.own,))
             self._norm = ops.group_norm(norm, len(values.own) // width, eps)
             self._out = loader.row_parallel_linear(f"{prefix}.out_proj", hidden, values)
-        else:  # the ranks divide a group, so that each of them normalizes the outputs of all ranks
+        else:  # the ranks divide a group, so each rank gathers and normalizes the outputs of all ranks
             self._gathered = values
             self._norm = ops.group_norm(loader.vector(f"{prefix}.norm.weight", sizes.values), sizes.groups, eps)
             outputs = loader.shares(hidden)
@@ -102,7 +102,10 @@ def _mixed_rows(
 def _check(sizes: ScanSizes) -> None:
     """Raise a ModelFileError if a layer cannot have these sizes."""
     if sizes.heads % sizes.groups:
-        raise ModelFileError(f"{sizes.heads} Mamba-2 heads cannot share {sizes.groups} groups of keys and queries")
+        raise ModelFileError(
+            f"{sizes.heads} Mamba-2 heads cannot share {sizes.groups} groups of keys and queries, because "
+            f"{sizes.heads} is not a multiple of {sizes.groups}"
+        )
     require_window(sizes.kernel)
     if sizes.state_bytes > _LARGEST_STATE:
         raise UnsupportedModelError(

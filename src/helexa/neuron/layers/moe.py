@@ -48,8 +48,8 @@ class ExpertReader:
         """Read all experts, and return the operator that computes them on all ranks."""
         act = WITHOUT_GATE if self._gate is None else act
         loader, down = self.loader, self._down_key()
-        # Each rank has a part of every expert, not some experts. All ranks then have the same work, whatever the router
-        # selects.
+        # Each rank has a part of every expert instead of some whole experts. All ranks then have the same work for
+        # every choice of experts.
         inputs = loader.input_shares(down, intermediate)
         if loader.adds_results(down, inputs):
             experts = self._experts(inputs, RowRange(0, hidden, hidden), inputs.own)
@@ -117,7 +117,7 @@ class ExpertReader:
                 )
                 for expert in experts
             ]
-        # Stacked tensors of safetensors files have no suffix.
+        # In safetensors files, the names of stacked tensors do not end with `.weight` or `.bias`.
         weight, bias = ("", "_bias") if f"{prefix}.{first_name}" in loader else (".weight", ".bias")
         biases: list[Any] = [None] * self.count
         if any(f"{prefix}.{name}{bias}" in loader for name in outputs):

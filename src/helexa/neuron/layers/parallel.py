@@ -54,7 +54,7 @@ class GatheredInputs:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [rows, outputs] for this rank's inputs [rows, own] (2 * own with a gate)."""
-        # Before the exchange, which then transfers half as many numbers.
+        # The gate is applied before the exchange, which then transfers half as many numbers.
         own = self._ops.gate_mul(x, self._gate) if self._gate else x
         return self._linear(self._ops.gather(own, self._shares))
 

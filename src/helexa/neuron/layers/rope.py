@@ -78,7 +78,7 @@ class Rope:
                 f"config: 'partial_rotary_factor' rotates {rope_dim} numbers of each head, expected an even number "
                 f"from 2 to {head_dim}"
             )
-        # In float64, because an error of a frequency grows with the position.
+        # The frequencies are computed in float64, because the effect of a rounding error grows with the position.
         frequencies = theta ** -(tensors.arange(0, rope_dim, 2, dtype=tensors.float64) / rope_dim)
         self._factor = 1.0
         if rope_type == "linear":
@@ -87,7 +87,7 @@ class Rope:
             frequencies = _llama3(frequencies, settings, trained_context)
         elif rope_type == "yarn":
             frequencies, self._factor = _yarn(frequencies, theta, settings, trained_context)
-        elif rope_type == "proportional":  # i forms a pair with i + head_dim / 2; few pairs are rotated
+        elif rope_type == "proportional":  # i forms a pair with i + head_dim / 2; only the first pairs are rotated
             frequencies /= _positive("factor", settings.get("factor") or 1.0)
             frequencies[rotated // 2 :] = 0.0
         elif rope_type == "longrope":
@@ -157,7 +157,7 @@ def _axes(settings: Mapping[str, Any], half: int) -> Tensor:
         raise ModelFileError(f"config: 'mrope_section' is {sections}, expected three counts that add up to {half}")
     if not settings.get("mrope_interleaved"):
         return tensors.arange(3).repeat_interleave(tensors.tensor(sections))
-    # The axes alternate: time, height, width, time. When height or width has its number of frequencies, the rest of its
+    # The axes alternate: time, height, width, time, and so on. When height or width has all its frequencies, its later
     # places go to time.
     axes = tensors.zeros(half, dtype=tensors.int64)
     for axis in (1, 2):
@@ -182,7 +182,7 @@ def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: i
     factor = _positive("factor", settings["factor"])
     low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
     if not low < high:
-        raise ModelFileError(f"config: 'high_freq_factor' is {high}, not above 'low_freq_factor', {low}")
+        raise ModelFileError(f"config: 'high_freq_factor' is {high}, expected more than 'low_freq_factor', {low}")
     rotations = _trained(settings, trained_context) * frequencies / (2 * math.pi)
     # Low frequencies are divided by `factor`, high frequencies stay, and frequencies in between are interpolated.
     blend = ((rotations - low) / (high - low)).clamp(0, 1)
@@ -219,7 +219,7 @@ def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], traine
 def _longrope(
     frequencies: Tensor, settings: Mapping[str, Any], trained_context: int, served_context: int
 ) -> tuple[Tensor, float]:
-    """Return LongRoPE's frequencies (Ding et al., 2024), and a factor of cos and sin."""
+    """Return LongRoPE's frequencies (Ding et al., 2024) and its factor on cos and sin."""
     # LongRoPE divides each frequency by a factor from one of two lists. transformers selects the list by the length of
     # each sequence. Here the list depends only on the served context, because the cached keys of a shared prefix must
     # not depend on the sequences that continue the prefix.

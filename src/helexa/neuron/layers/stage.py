@@ -52,7 +52,7 @@ class Stage:
     def receive(self, ops: Ops, rows: int, width: int) -> Tensor:
         """Return the previous stage's hidden states, float32 [rows, width]."""
         if self._exchange is None:
-            # The other ranks add zeros to the hidden states that rank 0 has received.
+            # Only rank 0 has an exchange. `_shared` adds the zeros of this rank to the hidden states of rank 0.
             return _shared(ops, tensors.zeros(rows, width, device=ops.device))
         return _shared(ops, self._exchange.receive(rows, width).to(ops.device))
 

@@ -10,7 +10,9 @@ from helexa.neuron.ops.linear_and_norm_operators import NormOp
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.vision.image_tokens_and_errors import Grid
 
-_ROWS = 4096  # patches at a time, because the intermediate values of a large image would take much memory
+# Patches that a feed-forward layer computes at a time, because the intermediate values of a large image would take much
+# memory.
+_ROWS = 4096
 
 _GATES = ("silu", "gelu_tanh")  # activations of `Ops.gate_mul`
 
@@ -81,7 +83,8 @@ def interpolated_with_zeros(table: Tensor, side: int, grid: Grid, rows: Tensor, 
     return _bilinear(table, side, *axes)
 
 
-_Taps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # of an axis: two table entries per patch, and shares
+# For one axis: the indexes of two table entries per patch, and the shares (weights) of both entries.
+_Taps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _bilinear(table: Tensor, side: int, row_taps: _Taps, column_taps: _Taps) -> Tensor:
@@ -107,7 +110,7 @@ def window_order(grid: Grid, size: int) -> tuple[Tensor, list[int]]:
 
 
 def _neighbors(index: Tensor, size: int, side: int) -> _Taps:
-    """Return the two nearest of `side` table entries for each place, with weights."""
+    """Return each patch's two nearest of `side` table entries, with their shares."""
     place = index.float() * (side - 1) / max(size - 1, 1)
     before = place.floor()
     share = place - before

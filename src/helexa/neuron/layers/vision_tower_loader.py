@@ -94,7 +94,7 @@ class TowerLoader:
             kernel = self._read(weight, shape)
             if is_matrix:
                 kernel = kernel.view(outputs, patch_size**2, CHANNELS).transpose(1, 2)
-            # A still image fills all time steps.
+            # A still image has the same values in all time steps, so the weights of the steps are added.
             if flat:
                 kernel = kernel.view(outputs, -1, values).sum(dim=1)
             elif steps is not None:
