@@ -66,7 +66,7 @@ def uses_torch() -> bool:
 
 
 def torch_is_installed() -> bool:
-    """Return whether torch, a backend of tensors, is installed, without an import."""
+    """Return whether torch is installed, without importing it."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -84,7 +84,7 @@ def cached(size: int | None = None) -> Callable[[Callable[_P, _R]], Callable[_P,
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         results = lru_cache(size)(function)
-        # A result may contain tensors of the old backend.
+        # `use` clears these caches, because a result may contain tensors of the old backend.
         _caches.append(results.cache_clear)
 
         @wraps(function)
@@ -108,7 +108,7 @@ class inference_mode(ContextDecorator):  # named as in torch
         self._context.__exit__(*error)
 
     def _recreate_cm(self) -> "inference_mode":
-        return inference_mode()  # a decorated function may call itself
+        return inference_mode()  # each call needs its own context, because a decorated function may call itself
 
 
 def _chosen() -> ModuleType:

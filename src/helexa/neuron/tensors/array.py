@@ -91,7 +91,7 @@ class Array(_NDARRAY):
             parts.append(self[tuple(index)])
             start += size
         if start != total:
-            raise ValueError(f"parts of {list(sizes)} do not add up to {total}")
+            raise ValueError(f"the part sizes {list(sizes)} do not add up to {total}, the size of the dimension")
         return tuple(parts)
 
     def unbind(self, dim: int = 0) -> tuple["Array", ...]:
@@ -252,7 +252,7 @@ class Array(_NDARRAY):
     def argmax(self, dim: Any = None, keepdim: bool = False) -> Any:
         return super().argmax(dim, keepdims=keepdim)
 
-    # always stable, as torch's argument `stable` allows
+    # The order is always stable, also with `stable` False, which torch's documentation permits.
     def argsort(self, dim: Any = -1, stable: bool = True) -> "Array":
         return super().argsort(dim, kind="stable")
 

@@ -118,10 +118,11 @@ def arange(*limits: Any, dtype: Any = None, device: Any = None) -> Array:
 
 
 def _fractions(start: float, stop: float, step: float) -> Any:
-    """Return `start`, `start + step`, .. below `stop`, rounded like torch does."""
+    """Return `start`, `start + step`, .. below `stop`, rounded as torch rounds them."""
     exact = start + step * np.arange(math.ceil((stop - start) / step))
-    # torch computes blocks of 16 numbers in two vectors of 8, and adds multiples of `step` to the first number of a
-    # vector. This number is rounded already. Numbers after the last block are rounded once.
+    # torch computes blocks of 16 numbers as two vectors of 8 numbers. It rounds the first number of a vector to
+    # float32, adds multiples of `step` to the rounded number, and rounds the sums. Numbers after the last block are
+    # rounded once.
     vectors = exact[: len(exact) // 16 * 16].reshape(-1, 8)
     vectors[:] = vectors[:, :1].astype(np.float32).astype(np.float64) + step * np.arange(8)
     return exact.astype(np.float32)
@@ -177,9 +178,12 @@ def pad(array: Array, counts: Sequence[int]) -> Array:
 
 
 class _Lease(np.ndarray):
-    """The array that owns memory of `lent`. All views of the memory keep it alive."""
+    """The array that owns the memory of an array from `lent`.
 
-    returned: Callable[[], object] | None = None  # gives the memory back
+    All views of the memory keep this object alive.
+    """
+
+    returned: Callable[[], object] | None = None  # function that gives the memory back
     address = 0
 
     def __del__(self) -> None:  # a step lends hundreds of arrays, and `weakref.finalize` takes ten times as long
@@ -203,7 +207,8 @@ def may_be_lent(array: Array) -> bool:
 def storage_address(array: Array) -> int:
     """Return the address of the memory of which numpy's `array` is a view."""
     root = _root(array)
-    return root.address if isinstance(root, _Lease) else root.ctypes.data  # numpy's attribute is slow
+    # A `_Lease` stores its address, because `ctypes.data` is slow.
+    return root.address if isinstance(root, _Lease) else root.ctypes.data
 
 
 def _root(array: Array) -> Any:
