@@ -95,11 +95,12 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
 
 def _check_scans(data: bytes, size: tuple[int, int], limits: ImageLimits) -> None:
     """Reject a progressive JPEG file with so many scans that decoding takes long."""
-    # Each scan visits all pixels. Common files have up to 12 scans. The markers of thumbnails count, too.
+    # Decoding visits all pixels in each scan. Common files have up to 12 scans. The count includes scans of thumbnails.
     scans = data.count(_START_OF_SCAN)
     if scans * size[0] * size[1] > limits.max_scans * limits.max_pixels:
         raise ImageError(
-            f"the JPEG image has {scans} scans of {size[0]} x {size[1]} pixels, which take too long; use fewer scans"
+            f"the JPEG image has {scans} scans of {size[0]} x {size[1]} pixels, which take too long to decode; "
+            "save it with fewer scans"
         )
 
 
@@ -122,7 +123,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _upright(image: Image.Image, source: Image.Image) -> Image.Image:
-    """Return `image` with the EXIF orientation of `source`, if it is valid."""
+    """Return `image`, turned upright if the EXIF orientation of `source` is valid."""
     try:
         orientation = source.getexif().get(_ORIENTATION)
     except Exception:  # damaged metadata raise many types of errors

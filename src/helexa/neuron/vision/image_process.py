@@ -41,7 +41,7 @@ class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """In the image process, answer requests from standard input until it is closed."""
+    """Answer requests in the image process until standard input is closed."""
     serve(_respond, MAX_MEMORY)
 
 

@@ -73,7 +73,12 @@ class ImageRange(NamedTuple):
 
 
 def expanded_index(index: int, ranges: Sequence[ImageRange]) -> int:
-    """Return the index of a token after `expanded_tokens`, which returned `ranges`."""
+    """Return the new index of a token after `expanded_tokens`.
+
+    Args:
+        index: index of the token in the prompt before `expanded_tokens`.
+        ranges: the ranges that `expanded_tokens` returned.
+    """
     for image_range in ranges:
         if image_range.start >= index:
             break
@@ -82,7 +87,7 @@ def expanded_index(index: int, ranges: Sequence[ImageRange]) -> int:
 
 
 def unexpanded_tokens(tokens: Sequence[int], ranges: Sequence[ImageRange]) -> list[int]:
-    """Return a prompt with one token per tile, which `expanded_tokens` has repeated."""
+    """Undo `expanded_tokens`: return the prompt with one image token per range."""
     repeated = {index for image_range in ranges for index in range(image_range.start + 1, image_range.end)}
     return [token for index, token in enumerate(tokens) if index not in repeated]
 
@@ -96,7 +101,8 @@ def expanded_tokens(
     ranges of image tokens in it.
 
     Raises:
-        ImageError: the number of image tokens is not the number of ranges: the text of a message contains the token.
+        ImageError: the number of image tokens is not the number of ranges, because the text of a message contains the
+            token.
     """
     wanted = [(image, length) for image, layout in enumerate(layouts) for length in layout.ranges]
     places = [place for place, token in enumerate(tokens) if token == image_token]

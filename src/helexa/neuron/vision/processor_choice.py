@@ -47,8 +47,8 @@ class PreparedImage:
     # Float32 [P, 3 * patch_size ** 2], the normalized values of the P patches of all tiles, one tile after another. The
     # values of a patch are in the order channel, row, column.
     pixels: NDArray[np.float32]
-    # SHA-256 digest. Two images have the same digest only if `layout` and `pixels` are the same, and the settings of
-    # the image processor.
+    # SHA-256 digest. Two images have the same digest only if their `layout`, their `pixels` and the settings of their
+    # image processors are equal.
     digest: bytes
 
 
@@ -58,8 +58,8 @@ def prepare(
     """Decode and resize an image with the chosen processor; return its patches.
 
     Args:
-        max_tokens: maximum number of tokens of the image. If the model has a minimum number of tokens per image, the
-            image may have this number of tokens.
+        max_tokens: maximum number of tokens of the image. If the model's minimum number of tokens per image is larger,
+            the image gets this minimum.
         allocate: function that allocates the memory for `PreparedImage.pixels`.
 
     Raises:
@@ -101,7 +101,7 @@ def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) 
         preprocessor: settings with the keys of `preprocessor_config.json`, by default those of the publishers.
 
     Raises:
-        ModelFileError: a setting is invalid or not supported, or the architecture has no image processor here.
+        ModelFileError: a setting is invalid or not supported, or helexa has no image processor for the architecture.
     """
     model_type = config.get("model_type")
     if model_type not in _READERS:

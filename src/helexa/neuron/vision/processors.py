@@ -37,7 +37,7 @@ class Pixels(msgspec.Struct, frozen=True, kw_only=True):
     merge: Size = 1
     # Pillow's number of the filter for resizing: 1 is Lanczos, 2 is bilinear, 3 is bicubic
     resample: Annotated[int, Meta(ge=1, le=3)] = Image.Resampling.BICUBIC
-    # a stored value from 0 to 255 becomes (value * factor - mean) / std; [channel]
+    # A stored value from 0 to 255 becomes (value * factor - mean) / std. `mean` and `std` have one number per channel.
     mean: tuple[Mean, Mean, Mean] = HALF
     std: tuple[Factor, Factor, Factor] = HALF
     factor: Factor = 1 / 255
@@ -273,7 +273,7 @@ class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"
 
 
 def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """For a processor: return the resized height and width, multiples of `block`.
+    """Return an image's height and width after resizing, both multiples of `block`.
 
     The number of pixels is between `min_pixels` and `max_pixels`, unless a side would become shorter than `block`.
 
@@ -298,7 +298,7 @@ def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixel
 
 
 def _largest(rows: float, columns: float, most: int) -> tuple[int, int]:
-    """Return the largest grid of about the ratio `rows` : `columns` with `most` cells."""
+    """Return the largest grid of about `rows` : `columns` with at most `most` cells."""
     shrink = math.sqrt(rows * columns / most)
     whole_rows = min(max(math.floor(rows / shrink), 1), most)
     return whole_rows, min(max(math.floor(columns / shrink), 1), most // whole_rows)
