@@ -1,7 +1,7 @@
 /* The processor's unit for products of matrices (AMX). Its registers hold matrices of up to 16 rows of 64 bytes.
  *
- * Linux gives a process these registers only on request. If it refuses, or is too old to know them, the kernels use the
- * other instructions of the processor, with the same results. */
+ * Linux gives a process these registers only on request. If Linux refuses the request, or is too old for AMX, the
+ * kernels use other instructions of the processor, with the same results. */
 #ifndef AMX_H
 #define AMX_H
 
@@ -16,9 +16,9 @@
 #if AMX
 extern int amx_allowed; /* whether kernels use the registers */
 
-/* Give the registers 0 to 3 the size of sums [rows, LANES], the registers 4 and 5 that of codes of weights of `quads`
- * quads, and the registers 6 and 7 that of activations [rows, 4 * quads]. They belong to this thread until
- * `_tile_release`, after which the operating system no longer saves them. */
+/* Set the sizes of the registers. The registers 0 to 3 hold sums [rows, LANES], the registers 4 and 5 hold the codes of
+ * `quads` quads of weights (see tiles.h), and the registers 6 and 7 hold activations [rows, 4 * quads]. After
+ * `_tile_release`, the operating system no longer saves the registers of this thread. */
 void size_registers(int64_t rows, int64_t quads);
 #else
 #define amx_allowed 0

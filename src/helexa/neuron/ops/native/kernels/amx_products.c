@@ -1,6 +1,6 @@
 /* Products of many rows with AMX (see amx.h). One instruction multiplies the codes of up to AMX_ROWS rows and one group
- * of a tile. The sums of integers are exact, and the operations on them are those of `multiply_slices`, so the results
- * are the same.
+ * of a tile. Sums of integers are exact, and the floating-point operations are those of `multiply_slices`. The results
+ * are therefore the same as without AMX.
  *
  * The weights of two tiles are expanded to signed bytes, for some groups at once, and multiplied by all panels. */
 #include "blocks.h"
@@ -20,7 +20,8 @@ typedef struct {
 
 typedef int32_t sums_of_rows[AMX_ROWS][LANES];
 
-/* Sums of products of codes. `upper` are those of upper bytes. */
+/* Sums of products: `all` of lower bytes, to which 256 times the sums of upper bytes are added; `upper` of upper
+ * bytes. */
 typedef struct {
     sums_of_rows all[PAIR][SUM_TILES], upper[PAIR];
 } work __attribute__((aligned(64)));
@@ -55,7 +56,8 @@ EACH_FORMAT_OF_CODES(EXPAND)
 static void (*const EXPAND_TILE[FORMAT_COUNT])(const uint8_t *, const uint8_t *, int64_t, int64_t, int64_t, expanded *,
                                                int64_t) = {EACH_FORMAT_OF_CODES(OF_CODES)};
 
-/* Add 256 times the products of the upper bytes of group `i` to its sums. `chosen` has the rows with upper bytes. */
+/* Add 256 times the products of the upper bytes of group `i` to its sums. `chosen` has a bit for each row
+ * with upper bytes that differ from 0. */
 INLINE void add_upper(const uint8_t *x, const expanded *weights, int64_t i, int64_t rows, uint32_t chosen, work *to,
                       const int halves) {
     const int64_t offset = i % halves * (GROUP_CODES / 2);
@@ -89,7 +91,7 @@ INLINE void add_upper(const uint8_t *x, const expanded *weights, int64_t i, int6
             int32_t four;
             memcpy(&four, upper + r * GROUP + 4 * q, sizeof four);
             __m512i same = _mm512_set1_epi32(four);
-            for (int t = 0; t < PAIR; t++) { /* the instruction takes unsigned codes */
+            for (int t = 0; t < PAIR; t++) { /* the instruction takes unsigned codes: 128 more than the signed codes */
                 __m512i code = _mm512_xor_si512(_mm512_load_si512(codes[t] + 64 * q), sign);
                 sums[t] = _mm512_dpbusd_epi32(sums[t], code, same);
             }
@@ -107,11 +109,11 @@ INLINE void multiply_codes(const uint8_t *panel, const expanded *weights, int64_
                            const int halves) {
     const __mmask16 each_row = (__mmask16)((1 << rows) - 1);
     const __m512i of_half = _mm512_set1_epi32((1 << QUADS / halves) - 1);
-    uint32_t chosen[SUM_TILES], any = 0; /* rows with upper bytes */
+    uint32_t chosen[SUM_TILES], any = 0; /* a bit for each row with upper bytes that differ from 0 */
     const int64_t units = count * halves;
     __asm__ volatile("" : : : "memory"); /* GCC does not know that the loads of registers read the expanded codes */
-/* A store of a register stops the processor until its sums are computed. Therefore the sums of the group or half before
- * are stored. */
+/* A store of a register stops the processor until the sums in the register are computed. Each step therefore stores the
+ * sums of the previous group (or half of a group). */
 #define MULTIPLY(I, FIRST, SECOND, BEFORE_FIRST, BEFORE_SECOND) \
     if (I < units) { \
         const int64_t g = (I) / halves, offset = (I) % halves * (GROUP_CODES / 2); \
@@ -208,11 +210,11 @@ void multiply_with_amx(const multiply_arguments *a, int64_t begin, int64_t end, 
     void (*const add)(const uint8_t *, const expanded *, int64_t, int64_t, work *, lanes *) =
         f.group == GROUP ? f.minimum ? add_of_groups_with_minimum : add_of_groups
                          : f.minimum ? add_of_halves_with_minimum : add_of_halves;
-    int64_t sized = 0; /* rows of the registers */
+    int64_t sized = 0; /* number of rows for which the sizes of the registers are set */
     for (int64_t tile = first, width; tile < last; tile += width) {
         width = last - tile < PAIR ? 1 : PAIR;
         memset(sums, 0, sizeof sums);
-        if (width == 1) memset(&weights, 0, sizeof weights); /* of the missing second tile, whose sums are ignored */
+        if (width == 1) memset(&weights, 0, sizeof weights); /* there is no second tile; its sums are ignored */
         for (int64_t g = 0, count; g < groups; g += count) {
             count = groups - g < chunk ? groups - g : chunk;
             for (int64_t t = 0; t < width; t++)

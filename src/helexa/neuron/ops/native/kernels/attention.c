@@ -18,11 +18,11 @@ static int64_t first_seen(int64_t window, const tile *t) {
     return first < 0 ? 0 : first / PAGE_SIZE * PAGE_SIZE;
 }
 
-/* Return the number of bytes of the keys of one KV head in a page. The values have as many. */
+/* Return the number of bytes of the keys of one KV head in a page. The values have the same size. */
 INLINE int64_t key_bytes(const attend_arguments *a) { return PAGE_SIZE * a->dim * (a->narrow ? 1 : 2); }
 
-/* Rearrange the keys [dim / 2, PAGE_SIZE, 2] of a page as values [PAGE_SIZE / 2, dim, 2], at least for the first `visible`
- * positions. */
+/* Rearrange the keys [dim / 2, PAGE_SIZE, 2] of a page as values [PAGE_SIZE / 2, dim, 2], at least for the first
+ * `visible` positions. */
 INLINE void values_from_keys(const uint8_t *keys, int64_t dim, int64_t visible, uint8_t *values) {
     for (int64_t position = 0; position < visible; position += LANES)
         for (int64_t d = 0; d < dim; d += 2 * LANES) {
@@ -93,8 +93,9 @@ static void cap_scores(const attend_arguments *a, page_work *page, int begin, in
             store(score, soft_capped(load(score), a->cap / a->scale));
 }
 
-/* Apply the soft cap to the scores of the queries [begin, end) of an 8-bit page, which are exponents of two. A score
- * includes the logarithm of the value's scale. The capped scores include the products of the base. */
+/* Apply the soft cap to the scores of the queries [begin, end) of an 8-bit page, which are exponents of two. The cap
+ * does not apply to the logarithm of the value's scale, which a score includes. The cap applies to the product with the
+ * base, so the function adds this product to the scores and then sets it to 0. */
 static void cap_byte_scores(const attend_arguments *a, byte_work *page, const float *logarithms, int begin, int end) {
     for (int q = begin; q < end; q++) {
         lanes base = all(page->base[q] * a->scale * LOG2_E);
@@ -131,8 +132,8 @@ INLINE void attend_page(const attend_arguments *a, const tile *t, const tile_que
           sums + begin * dim, page->keep + begin, end - begin, visible);
 }
 
-/* Attend to one page of 8-bit integers. The largest scores of all queries are computed before their weights, so that the
- * processor overlaps the work on several queries. */
+/* Attend to one page of 8-bit integers. The largest scores of all queries are computed before their weights, so that
+ * the processor overlaps the work on several queries. */
 INLINE void attend_byte_page(const attend_arguments *a, const tile *t, const tile_queries *queries, int64_t start,
                              const uint8_t *keys, const uint8_t *ahead, int64_t skip, int64_t rows, int64_t visible,
                              byte_work *page, float *sums) {
@@ -162,7 +163,7 @@ INLINE void attend_byte_page(const attend_arguments *a, const tile *t, const til
 }
 
 /* Compute attention to the positions [from, to) for the queries of one tile and one KV head. Overwrites `states` and
- * `sums`. `next` are the keys that this thread reads after these positions, and are prefetched. */
+ * `sums`. Prefetch `next`, the keys that this thread reads after these positions. */
 INLINE void attend_segment(const attend_arguments *a, const tile *t, const tile_queries *queries, int64_t kv_head,
                            int64_t from, int64_t to, const uint8_t *next, state *states, float *sums,
                            const int narrow) {

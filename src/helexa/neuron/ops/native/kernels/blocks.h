@@ -3,8 +3,8 @@
  * A block has 32 rounded activations of one row. The rows of a product form panels of PANEL_ROWS rows, which are
  * multiplied at once; the blocks of a panel's rows are interleaved.
  *
- * For products with AMX, panels have up to AMX_ROWS rows, and the fields of the blocks of a panel and a group are arrays
- * over the rows: lower bytes of the codes [rows, GROUP], upper bytes [rows, GROUP], then [rows] each: `scale`,
+ * For products with AMX, panels have up to AMX_ROWS rows, and the fields of the blocks of a panel and a group are
+ * arrays over the rows: lower bytes of the codes [rows, GROUP], upper bytes [rows, GROUP], then [rows] each: `scale`,
  * `scaled_sum`, `first`, `second`, `upper`. */
 #ifndef BLOCKS_H
 #define BLOCKS_H
@@ -15,7 +15,8 @@
 #define AMX_ROWS 16       /* maximum rows of a panel of AMX */
 #define LEAST_AMX_ROWS 32 /* rows of a product from which on AMX is faster */
 #define PANEL_ROWS 6 /* the sums of a panel's rows stay in registers */
-/* Maximum rows of the last panel: with many registers, two more rows take less time than a panel of their own. */
+/* Maximum rows of the last panel. With many registers, two more rows in a panel take less time than a separate
+ * panel. */
 #define MAX_ROWS (SLICE == LANES ? 8 : PANEL_ROWS)
 #ifdef VNNI
 #define PARTS 2 /* lower and upper bytes */
@@ -23,15 +24,16 @@
 #define PARTS 1
 #endif
 
-/* Marks a group in which the upper byte of a code does not fit a signed number of 8 - `bits` bits, and the magnitude from
- * which on this may be so before rounding. Products with codes of 5 or 6 bits are faster without such codes. */
+/* LARGE(bits) marks a group in which the upper byte of a code may not fit in a signed number of 8 - `bits` bits,
+ * because a magnitude before rounding is at least LARGE_CODE(bits). Products with weights of 5 or 6 bits are faster for
+ * groups without this mark. */
 #define LARGE(bits) (1 << (QUADS + (bits) - 5))
 #define LARGE_CODE(bits) (((1 << (7 - (bits))) - 1) * 256 + 127.5f)
 
 typedef struct {
     float scale, scaled_sum; /* `scaled_sum` is the sum of the rounded activations */
     int32_t first, second;   /* -32 times the sum of the codes of each half */
-    int32_t upper;           /* bit j < QUADS: an upper byte of quad j may differ from 0; or LARGE(bits) */
+    int32_t upper;           /* bit j < QUADS: an upper byte of quad j may differ from 0; other bits: LARGE(bits) */
     quad codes[PARTS][QUADS];
 } block;
 _Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "as memory for activations is taken");

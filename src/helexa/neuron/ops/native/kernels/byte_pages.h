@@ -1,13 +1,14 @@
-/* Scores, weights and sums of weighted values of one page of an 8-bit KV cache. An instruction multiplies four bytes per
- * lane, and the sums of integers are exact.
+/* Scores, weights and sums of weighted values of one page of an 8-bit KV cache. An instruction multiplies four bytes
+ * per lane, and the sums of integers are exact.
  *
- * Large numbers that all keys of a page have in common, from a bias of the model, would dominate the scales of the keys.
- * A page therefore stores its first key, the base, in 16 bits, and the differences of keys from the base in 8 bits. A
- * query times a key is the query times the base, computed in float32, plus the rounded query times the difference.
+ * Large numbers that all keys of a page have in common, from a bias of the model, would dominate the scales of the
+ * keys. A page therefore stores its first key, the base, in 16 bits, and the differences of keys from the base in 8
+ * bits. A query times a key is the query times the base, computed in float32, plus the rounded query times the
+ * difference.
  *
  * A score includes the logarithm of the value's scale, so that a weight includes this scale. The weights of a page are
- * rounded to bytes relative to the largest weight of the page, because relative to the largest weight of all pages, they
- * would be 0 in most pages. */
+ * rounded to bytes relative to the largest weight of the page, because relative to the largest weight of all pages,
+ * they would be 0 in most pages. */
 #ifndef BYTE_PAGES_H
 #define BYTE_PAGES_H
 
@@ -23,20 +24,21 @@
 #define MOST_CODE 127       /* largest rounded number of a query */
 #define MOST_WEIGHT 254     /* largest rounded weight: twice a signed byte, for processors that multiply only these */
 #define MOST_WEIGHT_LOG2 7.98868469f
-#define QUAD_STRIDE (MAX_DIM / 4 + 4) /* quads from one query to the next; no power of two, for the L1 cache */
+#define QUAD_STRIDE (MAX_DIM / 4 + 4) /* quads from one query to the next; a power of two would use few L1 sets */
 
 /* The queries of a tile and one KV head. The unit of a query is NaN if any of its numbers is infinite or NaN. */
 typedef struct {
     quad codes[MAX_QUERIES * QUAD_STRIDE] __attribute__((aligned(64)));
     float numbers[MAX_DIM][MAX_QUERIES] __attribute__((aligned(64))); /* not rounded, for products with the base */
     float units[MAX_QUERIES];
-    int32_t offsets[MAX_QUERIES]; /* of the sums of products, because the code of the difference 0 is 128 */
+    int32_t offsets[MAX_QUERIES]; /* added to sums of products, because the code of the difference 0 is 128 */
 } byte_queries;
 
 /* The queries of a tile on one page: their scores without the product of the base, their weights, and the factors for
- * the sums of earlier pages and for the weights of this page. `each` has the largest scores of a query, and then the sums
- * of its weights, one per lane: the lanes of several queries are combined at once, because the processor would otherwise
- * wait for each query. `peaks` and `totals` are the softmax of the pages up to this page (see `state`). */
+ * the sums of earlier pages and for the weights of this page. `each` has one vector per query: first the largest
+ * scores, later the sums of weights, in each lane. The lanes of several queries are then combined at once, because the
+ * processor would otherwise wait for each query. `peaks` and `totals` are the softmax of the pages up to this page (see
+ * `state`). */
 typedef struct {
     float scores[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
     uint8_t weights[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
@@ -96,9 +98,10 @@ INLINE void base_scores(const byte_queries *queries, const bfloat16 *base, int64
     }
 }
 
-/* scores [rows, PAGE_SIZE] = queries times keys [dim / 4, PAGE_SIZE, 4], in units of the keys' scales [PAGE_SIZE] and of
- * the queries' units times `scale`, plus the logarithms of the values' scales, which follow the keys' scales. Computes
- * the slices from position `at` on. */
+/* Compute scores [rows, PAGE_SIZE] for the slices from position `at` on. A score is the product of the codes of a query
+ * and a key [dim / 4, PAGE_SIZE, 4], times the unit of the query, the scale of the key and `scale`, plus the logarithm
+ * of the scale of the value. `scales` has the scales of keys [PAGE_SIZE], and then the logarithms of the scales of
+ * values. */
 INLINE void score_byte_block(const quad *queries, const int32_t *offsets, const float *units, float scale,
                              const uint8_t *keys, const float *scales, const uint8_t *ahead, int64_t dim,
                              float (*scores)[PAGE_SIZE], int64_t at, const int rows, const int slices) {
@@ -133,8 +136,8 @@ INLINE void score_byte_block(const quad *queries, const int32_t *offsets, const 
         }
 }
 
-/* Return, for each lane, acc + the dot product of the lane's four signed bytes in `values` and the four unsigned bytes in
- * `weights`, which are at most MOST_WEIGHT. */
+/* Return, for each lane, acc + the dot product of the lane's four signed bytes in `values` and the four unsigned bytes
+ * in `weights`, which are at most MOST_WEIGHT. */
 INLINE slice_words weigh4(slice_words acc, slice_bits values, uint32_t weights) {
 #if defined(__AVX512VNNI__)
     return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)weights), (__m512i)values);
@@ -228,7 +231,8 @@ INLINE void largest_scores(byte_work *page, int64_t q, int32_t begin, int32_t en
     page->each[q] = most;
 }
 
-/* Update the peaks of the softmax of the queries [begin, end), and compute the units of their weights and the factors. */
+/* Update the peaks of the softmax of the queries [begin, end), and compute the units of their weights and the
+ * factors. */
 INLINE void update_peaks(byte_work *page, float scale, int begin, int end) {
     for (int q = begin / LANES * LANES; q < end; q += LANES) {
         lanes unit = largest_each(page->each + q, end - q) - MOST_WEIGHT_LOG2, own = unit + load(page->base + q) * scale;
@@ -250,7 +254,8 @@ INLINE void update_totals(byte_work *page, int begin, int end) {
 }
 
 /* Compute the weights 2^(score - unit) of query `q` for the positions [begin, end) of a page, and their sum in each
- * lane without the scales of values, whose reciprocals are `inverses`. */
+ * lane. A weight includes the scale of its value. The sum does not: it multiplies each weight by the reciprocal in
+ * `inverses`. */
 INLINE void weights_from(byte_work *page, int64_t q, const float *inverses, int32_t begin, int32_t end,
                           const int masked) {
     const float unit = page->units[q];

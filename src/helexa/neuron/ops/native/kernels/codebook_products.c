@@ -1,13 +1,13 @@
 /* Products with matrices of codebook indexes, on processors that look up bytes in tables of 128 bytes (AVX-512 VBMI).
  *
- * An entry of a codebook becomes a number of 8 bits for each 4 columns of a row, with the codes of these columns. Each
- * 64 bytes of numbers become 4 quads: quad 4 * h + k of a group has the columns 16 * h + 4 * p + k, p = 0 to 3, of all
- * rows. A code and a sign bit are the index of a table with the signed value. These quads have other columns than the
- * quads of other formats, so the kernel reorders the activations in the same way. Sums of integers are exact, so the
- * order does not change results.
+ * The kernel looks up the numbers of each entry (see codebooks.h), which contain the codes of its columns, and expands
+ * the numbers to quads. Quad 4 * h + k of a group has the columns 16 * h + 4 * p + k, p = 0 to 3, of all rows. A code
+ * and a sign bit form the index into a table of signed values. These quads have other columns than the quads of other
+ * formats, so the kernel reorders the activations in the same way. Sums of integers are exact, so the order does not
+ * change results.
  *
- * Up to TOGETHER rows are multiplied directly from registers. For more rows, the quads of PANEL_GROUPS groups are written
- * to the L1 cache once, and multiplied by all rows. */
+ * Up to TOGETHER rows are multiplied directly from registers. For more rows, the quads of PANEL_GROUPS groups are
+ * written to the L1 cache once, and multiplied by all rows. */
 #include "blocks.h"
 #include "codebooks.h"
 
@@ -20,7 +20,9 @@
 /* A block with columns in the order of the quads. */
 typedef struct {
     float scale;
-    int32_t offsets[3]; /* what to add to the products of each half and of both, because 128 stands for the weight 0 */
+    /* numbers to add to the sums of products of the first half, of the second half and of the whole group, because the
+     * code 128 stands for the weight 0 */
+    int32_t offsets[3];
     int32_t upper;
     quad codes[PARTS][QUADS];
 } reordered;
@@ -91,8 +93,9 @@ INLINE void load_tables(const uint8_t *matrix, __m512i *tables) {
 /* Return the number of groups whose indexes are looked up at once. */
 INLINE int64_t groups_at_once(const format f) { return is_shifted(f) ? 1 : lookups_at_once(f) * f.width / 8; }
 
-/* The numbers of a group: of each half of the columns, the codes of the first two or four columns of each four or eight,
- * and the codes of the others. The bits that follow the indexes: one per shifted entry, or the sign bits. */
+/* The numbers of a group, and the bits that follow its indexes. `numbers[h]` is for half h of the columns. With four
+ * codes per number, only `numbers[h][0]` is used. With two codes per number, `numbers[h][0]` has the first two columns
+ * of each four, and `numbers[h][1]` has the other two. `signs` has one bit per shifted entry, or the sign bits. */
 typedef struct {
     __m512i numbers[2][2], signs;
 } group_numbers;

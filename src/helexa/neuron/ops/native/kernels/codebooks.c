@@ -83,7 +83,8 @@ INLINE __m256 four_entries(const uint64_t *entries, uint16_t a, uint16_t b, uint
     return (__m256)_mm256_set_m128i(high, low);
 }
 
-/* Expand 8 columns, from 8 * eighth on, of the rows from `row` to `row` + 7. `signs` has the sign bits of these rows. */
+/* Expand 8 columns, from 8 * eighth on, of the rows from `row` to `row` + 7. `signs` has the sign bits of these
+ * rows. */
 INLINE void expand_rows(const format f, const uint8_t *values, uint16_t (*indexes)[64], __m256i signs, uint8_t *to,
                         const int row, const int eighth) {
     __m256i quads[2];
@@ -149,7 +150,7 @@ INLINE void expand_to(const format f, const uint8_t *matrix, const uint8_t *from
     }
 }
 #else
-/* Return the values of 8 columns with the opposite sign where a byte of `signs` is not 0, but at most 128. */
+/* Return the values of 8 columns, negated where the byte of `signs` is not 0. The bytes of `signs` are at most 128. */
 INLINE uint64_t with_signs(uint64_t values, uint64_t signs) {
     uint64_t negative = ((signs + 0x7f * ONES) & 0x80 * ONES) >> 7; /* 1 or 0 per byte */
     return (values ^ negative * 255) + negative;

@@ -1,12 +1,13 @@
 /* Weights that are stored as indexes of codebook entries: the IQ1, IQ2 and IQ3 types of GGUF files.
  *
- * An entry has the codes of 8 or 4 (`width`) adjacent columns. A matrix begins with the table (64 bytes); four tables of
- * 64 values (see codebook_products.c); the values of all entries, `width` bytes each; and the codes of all entries,
- * packed to two numbers of 8 bits. The first numbers of all entries come first. A number has 4 codes of 2 bits, or 2 codes
- * of 3 bits.
+ * An entry has the codes of 8 or 4 (`width`) adjacent columns. A matrix begins with the table (64 bytes); four tables
+ * of 64 values (see codebook_products.c); the values of all entries, `width` bytes each; and the codes of all entries,
+ * packed to two numbers of 8 bits. The first numbers of all entries come first. A number has 4 codes of 2 bits, or 2
+ * codes of 3 bits.
  *
  * A group of 32 columns is, for n = 4 or 8 indexes per row:
- *   low 8 bits of the indexes. 4 indexes of a row are adjacent, and for n = 8, the first 4 indexes of all rows come first
+ *   low 8 bits of the indexes. 4 indexes of a row are adjacent, and for n = 8, the first 4 indexes of all rows come
+ *   first
  *   planes with one bit per index, for each upper bit of the indexes; for n = 8, separate planes for each 4 indexes
  *   sign bits, 4 bytes per row
  * A plane of 64 bits has bit 4 * row + i for index i. Byte p of the sign bits of a row has the signs of the columns
@@ -14,8 +15,8 @@
  *
  * The codebook of IQ1 is so large that lookups would take twice as long as the products of one row. A matrix of IQ1
  * therefore has no entries, and contains codes of 2 bits. A group is:
- *   numbers of 4 codes: byte 4 * row + p of the first 64 bytes has the columns 4 * p to 4 * p + 3, and the next 64 bytes
- *     have the other 16 columns
+ *   numbers of 4 codes: byte 4 * row + p of the first 64 bytes has the columns 4 * p to 4 * p + 3, and the next 64
+ *     bytes have the other 16 columns
  *   a plane that tells which entries are shifted
  *
  * Kernels expand a group to codes of 8 bits: the values of the table. A value is 128 more than its weight, so the lower
@@ -56,7 +57,9 @@ void expand(int64_t number, const uint8_t *matrix, const uint8_t *stretch, uint8
 
 /* Maximum rows of an item of `multiply_indexes`, without the rows that the last item has in addition. */
 #define MAX_INDEX_ROWS (AMX ? 80 : 90)
-#define LEAST_TILES 8     /* tiles for which `multiply_indexes` prepares activations once, unless threads would wait */
+/* Minimum number of tiles of an item, because `multiply_indexes` prepares activations once per item. An item has fewer
+ * tiles if a thread would otherwise get no item. */
+#define LEAST_TILES 8
 
 /* Change the number of tiles and rows per item to numbers that suit `multiply_indexes`. */
 INLINE void limit_items(int64_t *share, int64_t *rows, int64_t tiles) {

@@ -87,7 +87,7 @@ KERNEL(route, item) {
             rank_experts(a, row_scores, values, ranks);
             choose(ranks, experts, chosen, picked);
             for (int64_t i = 0; i < chosen; i++) weight[i] = values[picked[i]], total += normalized ? weight[i] : 0;
-            total = normalized ? total + 1e-20f : 1; /* sigmoids may underflow to 0 */
+            total = normalized ? total + 1e-20f : 1; /* all sigmoids may underflow to 0 */
         }
         for (int64_t i = 0; i < chosen; i++) {
             weight[i] /= total;
@@ -108,7 +108,7 @@ KERNEL(route, item) {
 typedef int64_t of_expert(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item);
 
 /* The expert of this thread's last item, and the number of items of the experts before it. A thread runs most items in
- * ascending order, so it searches from there. */
+ * ascending order, so the search for the next item starts at this expert. */
 static _Thread_local struct {
     int64_t expert, items;
 } last;

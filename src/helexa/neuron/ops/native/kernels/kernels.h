@@ -40,10 +40,16 @@ typedef uint16_t bfloat16;
 #define GELU 3
 #define RELU2 4
 
-/* A format of quantized matrices: bits per code; levels of scales (2 if scales are codes times a unit); whether groups
- * have minimums; code of the value 0; columns per scale; whether a table maps each 4-bit code to a value from 0 to 255
- * (the value 128 then represents 0); type of the scale units; number of entries of the codebook and codes per entry, or
- * 0 if the matrix contains codes instead of indexes into a codebook. */
+/* A format of quantized matrices:
+ *   bits: bits per code
+ *   levels: 1 if a scale is one number, 2 if a scale is a code times a unit
+ *   minimum: whether groups have minimums
+ *   zero: code of the value 0
+ *   group: columns per scale
+ *   table: whether a table maps each 4-bit code to a value from 0 to 255; the value 128 then represents 0
+ *   unit: type of the scale units
+ *   entries, width: number of entries of the codebook, and codes per entry; 0 if the matrix contains codes instead of
+ *     indexes into a codebook */
 typedef struct {
     int bits, levels, minimum, zero, group, table, unit, entries, width;
 } format;
@@ -55,7 +61,7 @@ typedef struct {
     int64_t pages;               /* index of the sequence's first page number in `page_numbers` */
     int64_t first_segment, segments; /* first segment and number of segments to attend to */
     int64_t partial;             /* index of the first partial result to write; -1: write the final output */
-    int64_t seen;                /* number of positions that every row sees; 0: a row sees the positions up to its own */
+    int64_t seen;                /* number of positions that every row attends to; 0 for causal attention */
 } tile;
 
 /* A row whose segments are computed as partial results, which `combine` merges. */
@@ -137,17 +143,18 @@ typedef struct {
 
 /* Choose a token for each row of logits. The lines of `filters` are temperature (0 for the first largest logit), top-k
  * (0 for no limit), top-p and min-p. Adjustments change logits before the choice, and are undone after it. `starts` has
- * the first adjustment of the biases of each row, of the repetition penalties and of the presence penalties. */
+ * the index of the first bias of each row, then of the first repetition penalty of each row, then of the first presence
+ * penalty of each row, and finally the number of adjustments. */
 typedef struct {
     float *x;                          /* [samples, width] */
     const float *filters;              /* [samples, 4] */
     const int64_t *seeds, *positions;  /* [samples], which determine the random number of a row */
     const int32_t *nullable starts;    /* [3 * samples + 1], or null without adjustments */
-    const int32_t *nullable tokens;    /* of the adjustments; a negative token is an index from the end of `last` */
+    const int32_t *nullable tokens;    /* token of each adjustment; if negative, an index from the end of `last` */
     const float *nullable values;
     const int64_t *nullable last;      /* [last_count], tokens of the previous step */
     const int32_t *nullable chosen;    /* [rows], or null for the first rows */
-    const uint8_t *nullable masks;     /* [rows, mask_bytes], bits of allowed tokens, with other random numbers */
+    const uint8_t *nullable masks;     /* [rows, mask_bytes], bits of allowed tokens; select other random numbers */
     int64_t *out;                      /* [rows], or NON_FINITE if the row's largest logit is NaN or infinite */
     int64_t rows, samples, width, mask_bytes, last_count;
 } choose_tokens_arguments;
@@ -173,12 +180,13 @@ typedef struct {
     float factor;
 } rope_tables_arguments;
 
-/* Normalize queries and keys, apply RoPE (or RoPE first), and store keys and values at `slots` of the cache. A row of
- * `qkv` has `width` heads: queries, keys and values; or queries and keys, which before norm and RoPE are the values, too; or only queries,
- * and nothing is stored. The cache contains, for each page and KV head:
+/* Normalize queries and keys, apply RoPE (before the norm if `norm_last` is set), and store keys and values at `slots`
+ * of the cache. A row of `qkv` has `width` heads: queries, keys and values. Without values, the keys before norm and
+ * RoPE are also the values. With only queries, nothing is stored. The cache contains, for each page and KV head:
  *   bfloat16: keys [dim / 2, PAGE_SIZE, 2], values [PAGE_SIZE / 2, dim, 2]
- *   8 bits: keys [dim / 4, PAGE_SIZE, 4], values [PAGE_SIZE / 4, dim, 4], then float32 [PAGE_SIZE] each: scales of keys,
- *           base-2 logarithms of the scales of values, reciprocals of the scales of values; base of the keys bfloat16 [dim]
+ *   8 bits: keys [dim / 4, PAGE_SIZE, 4], values [PAGE_SIZE / 4, dim, 4], then float32 [PAGE_SIZE] each: scales of
+ *           keys, base-2 logarithms of the scales of values, reciprocals of the scales of values; base of the keys
+ *           bfloat16 [dim]
  * For 8 bits, queries and keys are Hadamard transformed. The keys are differences from the base, plus 128. The base is
  * the first key of the page, or 0 if this key is not finite. With `keys_only`, a cache of bfloat16 has no values. */
 typedef struct {
@@ -213,9 +221,9 @@ typedef struct {
     int64_t rows, heads, width;
 } join_heads_arguments;
 
-/* The query heads and the key head of latent attention: first `rotated` numbers to rotate, then `rank` other numbers. The
- * other numbers of the key are normalized. If `interleaved`, the numbers to rotate are reordered, so that number i forms
- * a pair with number i + rotated / 2, instead of number 2i with number 2i + 1. */
+/* Write the query heads and the key head of latent attention. A head has first the `rotated` numbers that RoPE will
+ * rotate, then `rank` other numbers. The other numbers of the key are normalized. If `interleaved` is set, the inputs
+ * have pairs of numbers 2i and 2i + 1. These are reordered to pairs of numbers i and i + rotated / 2. */
 typedef struct {
     const float *queries;  /* [rows, heads, width], each head's last numbers are those to rotate */
     const float *absorbed; /* [rows, heads, rank] */
@@ -254,7 +262,7 @@ typedef struct {
     float *out;                  /* [rows, heads, dim] */
     const float *nullable sinks; /* [heads] */
     int64_t heads, kv_heads, dim;
-    int64_t cached_heads;        /* KV heads in the cache; less than kv_heads if several parts of the heads share one */
+    int64_t cached_heads;        /* KV heads in the cache; kv_heads is larger if query heads are divided into parts */
     int narrow, keys_only;       /* as for `rotate_store` */
     int64_t window;              /* positions that a query attends to, including its own position */
     float scale;
@@ -356,7 +364,7 @@ typedef struct {
     int64_t *places;     /* [rows, chosen], indexes of each row's pairs */
     float *weights;      /* [rows, chosen], values of the chosen experts, divided by their sum if `normalized` */
     const float *nullable bias;    /* [experts] */
-    const float *nullable factors; /* [experts], the last factor of each expert's weights */
+    const float *nullable factors; /* [experts], factors by which the weights are finally multiplied */
     int64_t rows, experts, chosen, normalized;
     int64_t by_scores; /* whether the experts with the largest scores are chosen: no bias, sigmoids or groups */
     int64_t sigmoids, groups, chosen_groups, summed;
@@ -520,7 +528,7 @@ typedef struct {
     const void *nullable minimum;
     const uint8_t *nullable table;     /* [16] */
     const uint8_t *nullable codebook;  /* codes [entries, width] */
-    const int32_t *nullable places;    /* index of the entry with the codes c0, c1, ..: at c0 + c1 * base + .. */
+    const int32_t *nullable places;    /* index of each entry; for the codes c0, c1, .. at c0 + c1 * base + .. */
     uint8_t *matrix;
     int64_t outputs, columns, number;
 } pack_arguments;

@@ -1,5 +1,5 @@
-/* Row operations of latent attention (MLA): products of each head with its own matrix run as the products of experts, whose
- * rows must be together. */
+/* Row operations of latent attention (MLA). The kernels for mixtures of experts multiply each head by its own matrix.
+ * They require that the rows of a head are adjacent. */
 #include "graph.h"
 #include "lanes.h"
 

@@ -16,7 +16,7 @@
 #endif
 #define MOST_SLICES 4 /* slices of a block of up to MOST_ROWS / 2 rows; larger blocks have half as many */
 
-#define QUERY_STRIDE (MAX_DIM + 32) /* numbers from one query to the next; no power of two, for the L1 cache */
+#define QUERY_STRIDE (MAX_DIM + 32) /* numbers from one query to the next; a power of two would use few L1 sets */
 
 /* The queries of a tile on one page: their scores, their weights, and the factors for the sums of earlier pages. */
 typedef struct {
@@ -101,8 +101,9 @@ INLINE void score(const uint16_t *queries, const uint8_t *keys, const uint8_t *a
     }
 }
 
-/* Compute the weights of query `q` for the positions [begin, end) of a page, update the peak of the query's softmax, and
- * return the sum of the weights. The factor for the sums of earlier pages becomes an exponent of two. */
+/* Compute the weights of query `q` for the positions [begin, end) of a page, update the peak of the query's softmax,
+ * and return the sum of the weights. Write the factor for the sums of earlier pages to `keep`, as an exponent of
+ * two. */
 INLINE float weights_of(page_work *page, int64_t q, float scale, int32_t begin, int32_t end, float *peak,
                         const int masked) {
     lanes score[PAGE_SIZE / LANES], most = all(*peak), total = {0};

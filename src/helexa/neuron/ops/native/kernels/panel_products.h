@@ -1,8 +1,8 @@
 /* Products of a panel of rounded activations (see blocks.h) with slices of tiles (see tiles.h).
  *
  * Products of codes are summed as integers. With VNNI, a code of 16 bits is 256 * upper + lower. The kernel first sums
- * products of the upper bytes, multiplies the sums by 256 and then adds products of the lower bytes. It skips quads whose
- * upper bytes are 0. Sums of integers are exact, so other rows do not change the result of a row. */
+ * products of the upper bytes, multiplies the sums by 256 and then adds products of the lower bytes. It skips quads
+ * whose upper bytes are 0. Sums of integers are exact, so other rows do not change the result of a row. */
 #ifndef PANEL_PRODUCTS_H
 #define PANEL_PRODUCTS_H
 
@@ -27,10 +27,10 @@ INLINE slice_bits factors(const format f, const slice_bits table, const uint8_t 
     return SIGNED_CODES && f.bits == 8 ? codes ^ 0x80808080u : codes;
 }
 
-/* Add to `dots` [rows, slices] the products of those of `count` quads from `j` on that `chosen` has bits of, with one
- * part of x: lower or upper bytes. Few rows share the upper bytes of a quad, so the loop skips the other rows. The
- * processor predicts these branches, because they are the same for each tile. With two scales per group, it mispredicts
- * too many of them. */
+/* Multiply quads by one part of x, the lower or the upper bytes, and add the products to `dots` [rows, slices]. Of the
+ * `count` quads from `j` on, only quads with a bit in `chosen` are multiplied. Mostly, few rows have upper bytes in a
+ * quad, so the loop skips the other rows. The processor predicts these branches, because they are the same for each
+ * tile. With two scales per group, it mispredicts too many branches, so the loop skips no rows. */
 INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x,
                       const int part, slice_words *dots, const int j, const int count, const int rows,
                       const int slices, const int32_t chosen) {
@@ -134,7 +134,7 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t **fr
             ADD_QUADS(f, table, from, x, PARTS - 1, dots, j, count, rows, slices, upper);
 #pragma GCC unroll 16
             for (int i = 0; i < rows * slices; i++) dots[i] <<= 8;
-            /* Otherwise GCC unpacks the codes once for both parts, which takes the registers of the sums. */
+            /* Otherwise, GCC unpacks the codes once for both parts and keeps them in registers that the sums need. */
             for (int t = 0; t < slices && f.group == GROUP; t++) __asm__("" : "+r"(from[t]));
         }
     }
@@ -145,9 +145,9 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t **fr
 #endif
 }
 
-/* Return -zero times the sum of the activations of a group, or of one half: what to add to sums of products, because the
- * code `zero` stands for the weight 0. `zero` is a power of two. Additions and shifts of integers use other vector units
- * than products. */
+/* Return -zero times the sum of the activations of a group, or of one half: what to add to sums of products, because
+ * the code `zero` stands for the weight 0. `zero` is a power of two. Additions and shifts of integers use other vector
+ * units than products. */
 INLINE slice_words zero_offset(const format f, const block *x, const int first, const int second) {
     slice_words sum = {0}; /* -GROUP times the sum of the activations */
     if (first) sum += x->first;
@@ -162,8 +162,8 @@ INLINE slice_words zero_offset(const format f, const block *x, const int first, 
 }
 
 /* Multiply `rows` rows of x by `slices` slices of lanes: the slices from `lane` on of tiles that are `distance` bytes
- * apart, or adjacent slices of one tile if `distance` is 0. Write `sums` [rows, tiles]. The blocks of `stride` rows of x
- * are interleaved. Prefetch the weights that are `ahead` bytes after the read ones, unless `ahead` is 0.
+ * apart, or adjacent slices of one tile if `distance` is 0. Write `sums` [rows, tiles]. The blocks of `stride` rows of
+ * x are interleaved. Prefetch the weights that are `ahead` bytes after the read ones, unless `ahead` is 0.
  *
  * In a format of expanded codes, `tile` is a stretch of a tile, `matrix` has the expanded codes of the stretch for each
  * tile, and the products are added to `sums`. */

@@ -5,8 +5,8 @@
 
 #define CACHED 131072 /* bytes of activations per item, which stay in the L2 cache */
 #define LEAST_ROWS 48 /* minimum rows per item */
-/* Limits of an item of AMX: bytes of activations, of which most products read half, and rows, whose sums stay in the L1
- * cache. */
+/* Limits of an item with AMX: bytes of activations (most products read only half of them), and rows, whose sums stay in
+ * the L1 cache. */
 #define AMX_CACHED 393216
 #define MOST_AMX_ROWS 96
 /* Arguments of the functions that multiply the rows of a panel. These functions may also multiply blocks after the last
@@ -17,8 +17,8 @@
 #define PANEL_FUNCTION static __attribute__((noinline)) void
 typedef void multiply_panel(PANEL);
 
-/* Define the function multiply_NAME_ROWSxSLICES. Each product has its own function: if GCC inlines several products into
- * one function, the products are slower and the compilation takes twice as long. */
+/* Define the function multiply_NAME_ROWSxSLICES. Each product has its own function: if GCC inlines several products
+ * into one function, the products are slower and the compilation takes twice as long. */
 #define PRODUCT(NAME, FORMAT, ROWS, SLICES) \
     PANEL_FUNCTION multiply_##NAME##_##ROWS##x##SLICES(PANEL) { \
         for (int64_t lane = 0; lane < LANES; lane += SLICE == LANES ? LANES : (SLICES) * SLICE) \

@@ -111,7 +111,7 @@ static void fit_line(const lanes *x, float most, lanes *scale, lanes *minimum) {
         words through = (m > 0.0f) | ((level == 0.0f) & (sum_ll > 0.0f)); /* the fitted line goes through 0 */
         m = where(through, all(0.0f), m);
         s = where(through, larger(sum_lx * inverse(sum_ll), all(0.0f)), s);
-        lanes explained = fused(s, sum_lx, m * total); /* part of the sum of squares */
+        lanes explained = fused(s, sum_lx, m * total); /* part of the sum of squares of x */
         words better = explained > best;
         best = where(better, explained, best), *scale = where(better, s, *scale), *minimum = where(better, m, *minimum);
     }

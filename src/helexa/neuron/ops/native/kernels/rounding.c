@@ -6,8 +6,8 @@
 #include "graph.h"
 
 #define OUTLIER 4.0f   /* magnitude of an outlier, as a multiple of the row's mean magnitude */
-#define SAMPLED 4      /* one of so many groups of a row determines its mean magnitude */
-#define ROWS_AHEAD 2   /* so many rows before a row is rounded, it is prefetched */
+#define SAMPLED 4      /* the mean magnitude of a row is computed from every fourth group */
+#define ROWS_AHEAD 2   /* a row is prefetched when the row this many rows before it is rounded */
 #define MOST_8 127.0f
 #define MOST_16 (127 * 256 + 127.0f)
 
@@ -30,11 +30,12 @@ INLINE float outlier_size(const float *from, int64_t groups, const int gate) {
  * magnitude and its sums. */
 #define AT_ONCE 512 /* groups of a row whose scales and gated activations are stored */
 
-/* Prefetch 16 numbers into the L2 cache. The processor itself prefetches too few, above all of rows with two halves. */
+/* Prefetch 16 numbers into the L2 cache. The processor itself prefetches too few numbers, above all if a gate makes
+ * rows with two halves. */
 INLINE void prefetch_numbers(const float *at) { __builtin_prefetch(at, 0, 2); }
 
-/* The scales of groups, their inverses, for each group -1, or 0 if a number is infinite or NaN, and the marks of large
- * codes. */
+/* For each group: its scale and the inverse of the scale; `finite`, which is -1, or 0 if a number is infinite or NaN;
+ * and `large`, the marks of large codes (see LARGE). */
 typedef struct {
     float scale[AT_ONCE], inverse[AT_ONCE];
     int32_t finite[AT_ONCE], large[AT_ONCE];
@@ -145,8 +146,8 @@ INLINE void round_row(block *panel, const float *from, int64_t groups, int64_t r
     }
 }
 #else
-/* Round 32 numbers. The scale fits numbers up to `limit` into codes of 8 bits, or all numbers into 16 bits if `limit` is
- * negative. The scale is NaN if any number is infinite or NaN. */
+/* Round 32 numbers. The scale fits numbers up to `limit` into codes of 8 bits, or all numbers into 16 bits if `limit`
+ * is negative. The scale is NaN if any number is infinite or NaN. */
 INLINE void round_group(place to, lanes low, lanes high, float limit) {
     float peak = largest_size(low, high), off = peak - peak, scale = peak * (1 / MOST_16); /* `off` is 0 or NaN */
     if (off != 0.0f) low = high = (lanes){0};

@@ -173,7 +173,7 @@ static void prepare_head(const float *from, const float *weight, float eps, cons
 }
 
 /* Return the scale with which the largest number has the 8-bit code 127. The scale is NaN if any number is infinite or
- * NaN. `nothing` detects these numbers, because `larger` may ignore NaN. */
+ * NaN: `larger` may ignore these numbers, but they make `nothing` NaN. */
 static float scale_of(const float *from, int64_t count) {
     lanes size = {0}, nothing = {0};
     for (int64_t i = 0; i < count; i += LANES) {
@@ -184,13 +184,13 @@ static float scale_of(const float *from, int64_t count) {
     return largest(size) / 127.0f + sum(nothing);
 }
 
-/* Apply the Hadamard transform to blocks of x [dim], with the largest power of two that divides `dim` as block size. The
- * transform spreads a large number over its block, and preserves products of two heads, except for the block size as a
- * factor. LANES numbers before and after x are read and ignored. Returns the block size. */
+/* Apply the Hadamard transform to blocks of x [dim], with the largest power of two that divides `dim` as block size.
+ * The transform spreads a large number over its block, and preserves products of two heads, except for the block size
+ * as a factor. LANES numbers before and after x are read and ignored. Returns the block size. */
 static int64_t spread(float *x, int64_t dim) {
     const int64_t block = dim & -dim;
 #if defined(__AVX512F__)
-    for (int64_t i = 0; i < dim; i += LANES) { /* in registers: loads across earlier stores are slow */
+    for (int64_t i = 0; i < dim; i += LANES) { /* in registers, because loads that span earlier stores are slow */
         __m512 own = _mm512_loadu_ps(x + i), other = _mm512_permute_ps(own, 0xb1);
         own = _mm512_mask_sub_ps(_mm512_add_ps(own, other), 0xaaaa, other, own), other = _mm512_permute_ps(own, 0x4e);
         own = _mm512_mask_sub_ps(_mm512_add_ps(own, other), 0xcccc, other, own);

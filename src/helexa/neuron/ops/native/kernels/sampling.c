@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#define FIRST_CANDIDATES 256 /* tokens at least, among which top-p is looked for first */
+#define FIRST_CANDIDATES 256 /* minimum number of likeliest tokens to which top-p is applied first */
 
 /* Kinds of adjustments of logits, in the order in which they are applied. */
 enum { BIAS, REPETITION, PRESENCE, KINDS };
@@ -90,9 +90,10 @@ static int64_t draw_kept(const distribution *d, int64_t block, const float *peak
     int64_t blocks = (d->width + block - 1) / block, count;
     int limited = top_k > 0 && top_k < d->width;
     double mass = !limited && top_p < 1 ? whole_mass(d) : 0;
-    /* Tokens below this logit have no weight, or too little for min-p also if logarithms are not exact. */
+    /* Tokens below this logit have no weight, or min-p removes them. The margin of 0.01 allows for inexact
+     * logarithms. */
     float lowest = d->peak + ((min_p > 0x1p-120f ? log2f(min_p) : -126.0f) - 0.01f) / d->scale, least = 0;
-    if (!limited && top_p < 1) { /* all tokens together that are lighter than this have less mass than top-p removes */
+    if (!limited && top_p < 1) { /* all tokens lighter than `light` together have less mass than top-p removes */
         double light = (1.0 - top_p) * mass / (double)d->width;
         float bound = d->peak + ((light > 0x1p-120 ? log2f((float)light) : -126.0f) - 0.01f) / d->scale;
         lowest = bound > lowest ? bound : lowest;
@@ -164,7 +165,7 @@ static int64_t choose_allowed(const float *x, int64_t width, const uint8_t *mask
 }
 
 /* Return the random number of a row in [0, 1), which its seed and position determine (SplitMix64; Steele, Lea and
- * Flood, 2014). `again`: of the series for the second draw, after a grammar has rejected a token. */
+ * Flood, 2014). `again` selects the series for the second draw, after a grammar has rejected a token. */
 static float uniform(uint64_t seed, uint64_t position, int again) {
     uint64_t state = seed * 0xd1342543de82ef95u + position * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
     if (again) state += 0xd6e8feb86659fd93u;
@@ -179,7 +180,7 @@ static int64_t adjusted_token(const choose_tokens_arguments *a, int64_t adjustme
     int64_t token = a->tokens[adjustment];
     if (token < 0 && -token <= a->last_count) {
         token = a->last[a->last_count + token];
-        token = token < 0 ? 0 : token; /* after NON_FINITE, the sequence ends */
+        token = token < 0 ? 0 : token; /* after NON_FINITE, the sequence ends, so any token will do */
     }
     return token < a->width ? token : -1;
 }

@@ -4,7 +4,7 @@
 
 #include "lanes.h"
 
-#define MAX_BLOCKS 4096 /* of a row, whose largest logits are found first */
+#define MAX_BLOCKS 4096 /* maximum blocks of a row; the largest logit of each block is found first */
 
 /* Unnormalized probabilities of a row: the weight of a logit is 2^((logit - peak) * scale), and 1 for the peak. */
 typedef struct {
@@ -66,7 +66,8 @@ INLINE int64_t part(float *values, int64_t count, float pivot, int64_t *end) {
     return first;
 }
 
-/* Return one of `count` numbers, from a pseudo-random place: ordered numbers would make a selection by others slow. */
+/* Return one of `count` numbers, from a pseudo-random place. With a fixed place, selection from ordered numbers is
+ * slow. */
 INLINE float pivot_of(const float *values, int64_t count, uint32_t *state) {
     *state = *state * 1664525u + 1013904223u;
     return values[(int64_t)((uint64_t)*state * (uint64_t)count >> 32)];

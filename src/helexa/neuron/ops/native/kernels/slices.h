@@ -13,7 +13,7 @@
 
 /* VNNI: the processor has an instruction for the dot products of four bytes.
  * SIGNED_CODES: this instruction takes only signed bytes.
- * MATRIX_PRODUCTS: the processor has an instruction for the products of two rows with two lanes, of eight bytes each. */
+ * MATRIX_PRODUCTS: the processor has an instruction for the products of two rows with two lanes of eight bytes each. */
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && SLICE == 8) || defined(__ARM_FEATURE_DOTPROD)
 #define VNNI
 #endif
@@ -27,15 +27,16 @@
 #else
 #define MATRIX_PRODUCTS 0
 #endif
-/* SHIFTS_CODES: the instruction takes unsigned codes, so that codes of 4 or 5 bits can be shifted to the top of a byte. */
+/* SHIFTS_CODES: the instruction takes unsigned codes, so that codes of 5 or 6 bits can be shifted to the top of a byte
+ * (see `add_both_parts`). */
 #if defined(VNNI) && !SIGNED_CODES && !MATRIX_PRODUCTS
 #define SHIFTS_CODES 1
 #else
 #define SHIFTS_CODES 0
 #endif
 
-/* Slices that products multiply at once: of up to MAX_TILES adjacent tiles if a slice has all lanes, or several slices of
- * one tile. The sums stay in registers. */
+/* Number of slices that products multiply at once, so that the sums stay in registers. If a slice has all lanes, these
+ * are slices of up to MAX_TILES adjacent tiles. Otherwise, they are slices of one tile. */
 #if SLICE == LANES
 #define MAX_TILES 2
 #define FEW_ROWS_SLICES 1
@@ -51,10 +52,10 @@
 #endif
 #define MAX_SLICES (MAX_TILES > FEW_ROWS_SLICES ? MAX_TILES : FEW_ROWS_SLICES)
 
-/* Products of one tile prefetch weights this many bytes ahead. The processor itself prefetches too few. */
+/* Products of one tile prefetch weights this many bytes ahead. The processor itself prefetches too few bytes. */
 #define AHEAD 6144
 
-/* Prefetch 64 bytes of weights into the L2 cache. The L1 cache can wait for too few reads from memory at once. */
+/* Prefetch 64 bytes of weights into the L2 cache, because the L1 cache supports too few outstanding reads. */
 INLINE void prefetch_weights(const uint8_t *at) { __builtin_prefetch(at, 0, 2); }
 
 INLINE slice_bits slice_load(const void *from) {
@@ -196,8 +197,8 @@ INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *quads, in
 /* Two sums of each of two lanes: of the products with one row of activations, and with another row. */
 typedef slice_words lane_pairs;
 
-/* Put the codes of two quads side by side: in `pairs[0]` for the first two lanes of a slice, in `pairs[1]` for the other
- * two lanes. */
+/* Put the codes of two quads side by side: in `pairs[0]` for the first two lanes of a slice, in `pairs[1]` for the
+ * other two lanes. */
 INLINE void join_quads(slice_bits first, slice_bits second, slice_bits *pairs) {
     pairs[0] = (slice_bits)vzip1q_u32((uint32x4_t)first, (uint32x4_t)second);
     pairs[1] = (slice_bits)vzip2q_u32((uint32x4_t)first, (uint32x4_t)second);

@@ -1,6 +1,6 @@
 /* Native stack traces of all threads of this process, which the server requests from a hung engine by a signal. The
- * thread that receives the signal sends it to one thread after another, and each thread writes its own stack to standard
- * error. All functions that the signal handler calls are async-signal-safe. */
+ * thread that receives the signal sends it to one thread after another, and each thread writes its own stack to
+ * standard error. All functions that the signal handler calls are async-signal-safe. */
 #define _GNU_SOURCE
 #include <stdint.h>
 
@@ -20,8 +20,8 @@ void dump_stacks_on(int64_t number);
 
 #define FRAMES 32
 #define PAUSE 1000000      /* ns between two looks at whether a thread has written its stack */
-#define THREAD_PAUSES 200  /* a thread does not answer while it waits for a disk, for example */
-#define MOST_PAUSES 2000   /* for all threads together */
+#define THREAD_PAUSES 200  /* maximum pauses for one thread, which may wait for a disk and not answer */
+#define MOST_PAUSES 2000   /* maximum pauses for all threads together */
 
 /* An entry of a folder, as the system call getdents64 returns it. */
 typedef struct {
@@ -32,9 +32,9 @@ typedef struct {
     char name[];
 } folder_entry;
 
-static _Atomic int64_t turn; /* id of the thread that is to write its stack, negative while it does, or 0 */
+static _Atomic int64_t turn; /* id of the thread that must write its stack, negative while it writes; or 0 */
 static atomic_flag dumping = ATOMIC_FLAG_INIT;
-static int64_t pauses; /* of the current dump */
+static int64_t pauses; /* number of pauses in the current dump */
 
 static void write_text(const char *text) {
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
@@ -59,7 +59,7 @@ static void format(int64_t number, char text[24]) {
     text[count] = 0;
 }
 
-/* Make the thread `thread` write its stack, and wait until it has. */
+/* Make the thread `thread` write its stack, and wait until it has written the stack. */
 static void request_stack(int64_t thread, int number) {
     struct timespec moment = {0, PAUSE};
     atomic_store(&turn, thread);

@@ -8,10 +8,11 @@
  * the next graphs run on one thread less, and after a pause the pool tries one thread more. The results of graphs do
  * not depend on the number of threads.
  *
- * These times are counted per graph, by threads that `run_graph` waits for. Within a graph, each thread counts its own
- * sleep and the time until it has a core again, because the graph cannot end without the thread. In the last meeting of
- * a graph, the last thread counts the sleep of the others before it ends the meeting. A thread that woke up and counted
- * its own sleep there could be so late that the time counted for a later graph, which may run on fewer threads. */
+ * These times are counted per graph. The threads wait for each other in meetings (barriers). In all meetings except the
+ * last one of a graph, each thread counts its own sleep, because the graph cannot end without the thread. In the last
+ * meeting, the thread that arrives last counts the sleep of the others before it ends the meeting. If the other threads
+ * counted their own sleep there, a thread that wakes up late would add its time to a later graph, which may run on
+ * fewer threads. */
 #include "graph.h"
 
 #include <fcntl.h>
@@ -25,11 +26,11 @@
 #define POLLS 1500             /* polls of a flag before a thread sleeps */
 #define JOB (2 * MAX_THREADS)  /* a job number is a multiple of JOB, plus the number of threads that run the job */
 #define SHORT 100000           /* ns of sleep in a graph that the pool ignores */
-#define WATCHED 16             /* graphs after a graph with more sleep in which threads read how long they waited for a core */
+#define WATCHED 16             /* graphs, after one with more sleep, in which threads read how long they had no core */
 #define MOST_LOSS 10000000     /* ns that a thread may cost before the pool uses one thread less */
 #define FIRST_PAUSE 100000000  /* ns until the pool tries one thread more; twice as long after each failed attempt */
 #define LAST_PAUSE 3200000000
-#define FEW_GRAPHS 8           /* an attempt that ends within so many graphs has failed, however slow they were */
+#define FEW_GRAPHS 8           /* an attempt that ends within this many graphs has failed, even if they took long */
 
 typedef _Atomic int64_t counter;
 
@@ -61,8 +62,8 @@ static int64_t watched;    /* number of next graphs in which threads read how lo
 static _Atomic int64_t slept; /* ns that threads slept in this graph, until other threads had run their items */
 static _Atomic int64_t delayed; /* ns that threads of this graph waited for a core */
 static _Atomic int64_t asleep_since[MAX_THREADS]; /* time at which the thread fell asleep in a meeting, else 0 */
-static _Thread_local int64_t core_wait, core_wait_graph; /* value of `ns_without_core` at the end of this graph */
-static counter unwatched[8] __attribute__((aligned(64))); /* its own cache line, because threads read adjacent data */
+static _Thread_local int64_t core_wait, core_wait_graph; /* `ns_without_core` after graph `core_wait_graph` */
+static counter unwatched[8] __attribute__((aligned(64))); /* in its own cache line: threads read adjacent data */
 static counter *progress = unwatched; /* written by the thread that runs the graph, read by another process */
 static _Atomic int64_t arrived;
 static signal_count meetings = NO_SIGNAL, ready = NO_SIGNAL, jobs = NO_SIGNAL;
@@ -168,7 +169,7 @@ static inline void count_progress(void) {
 void add_progress(void) { count_progress(); }
 
 TRACED void pool_play(int64_t self, int64_t thread_count) {
-    const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
+    const instruction *now = graph; /* after the last `pool_meet`, `graph` and `length` may change */
     int64_t count = length;
     if (self && watched && core_wait_graph != graphs - 1) start_delay(graphs - 1); /* its time is not known yet */
     for (int64_t i = 0; i < count; i++, now++) {
@@ -252,7 +253,7 @@ void report_progress(int64_t *where) { progress = (counter *)where; }
 /* Run a graph to its end; return 0, or -1 if the graph is too long. Only one thread at a time may call `run_graph`. */
 int64_t run_graph(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
-    if (count < 1) return 0; /* no meeting would keep the other threads from reading the next graph as this one */
+    if (count < 1) return 0; /* without a meeting, other threads could still read `graph` when the next graph is set */
     if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* a single item needs no other threads */
         instructions->run(instructions->arguments, 0);
         count_progress();
