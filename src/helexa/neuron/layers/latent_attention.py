@@ -19,7 +19,7 @@ class LatentSizes:
 
     rank: int  # L, width of the latent vector from which the keys and values of all heads are computed
     rotated: int  # R, number of rotated numbers of each query head, and of the key that all heads share
-    plain: int  # number of numbers of each query head that are not rotated
+    plain: int  # width of the part of each query head that is not rotated
     value: int  # width of each head's value
     # width of the latent vector from which the queries are computed; None if they are computed from the hidden state
     query_rank: int | None

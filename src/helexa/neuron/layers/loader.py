@@ -57,7 +57,7 @@ class Loader:
         self._read = 0
         self.matrix_bytes = 0  # total bytes of the matrices that this loader has returned
         self.head_matrices: Sequence[Any] = ()  # the matrices of the output head, which a draft head shares
-        self.looked_up: list[Any] = []  # the matrices of which a step reads single rows: embeddings, unless tied
+        self.looked_up: list[Any] = []  # the matrices of which a step reads single rows: embeddings, except tied ones
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -191,7 +191,7 @@ class Loader:
         matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.format_of(key, shape[-1]))
         heartbeat.beat()
         if isinstance(weight, Tensor) and matrix is weight:
-            matrix = weight.clone()  # `weight` may be a view of the memory-mapped file
+            matrix = weight.clone()  # `weight` may be a view of the memory-mapped file, which is closed after the load
         self._store.add(own_key, matrix)
         self.matrix_bytes += matrix.nbytes
         return matrix
@@ -211,8 +211,8 @@ class Loader:
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0, factor: float = 1.0) -> NormOp:
         """Return an RMS norm with the weight `name.weight` [width].
 
-        Some models, such as Gemma, store the weight minus the `offset` 1. The output of the norm is multiplied by
-        `factor`.
+        `offset` is added to the stored weight; it is 1 for models such as Gemma, which store the weight minus 1. The
+        output of the norm is multiplied by `factor`.
         """
         return self.ops.rms_norm((self.vector(f"{name}.weight", width) + offset) * factor, eps)
 

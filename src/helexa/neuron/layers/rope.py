@@ -18,8 +18,9 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         ModelFileError: the configuration has separate rotary settings for each type of layer, or settings that are not
             an object.
     """
-    # Older configurations have the object `rope_scaling`, and keys such as `rope_theta` at the top level. Current ones
-    # have the object `rope_parameters`. If both objects exist, the keys of `rope_scaling` take precedence.
+    # Older configurations have the object `rope_scaling`, and keys such as `rope_theta` at the top level. Current
+    # configurations have the object `rope_parameters`. If both objects exist, the keys of `rope_scaling` take
+    # precedence.
     older, current = (_object(config, key) for key in ("rope_scaling", "rope_parameters"))
     scaling = {**current, **older}
     if separate := [name for name, value in scaling.items() if isinstance(value, Mapping)]:
@@ -102,7 +103,7 @@ class Rope:
                 raise ModelFileError(
                     f"the tensor of rope factors has {len(factors)} numbers, expected {len(frequencies)}"
                 )
-            frequencies /= factors.cpu().double()  # MPS has no float64
+            frequencies /= factors.cpu().double()  # on the CPU, because MPS has no float64
         self.rotated = rope_dim  # R, the number of rotated numbers of each head
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)

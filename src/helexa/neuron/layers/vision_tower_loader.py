@@ -18,7 +18,7 @@ _GROUP = 32  # the kernels compute inputs in groups of 32 numbers
 class Blocks(NamedTuple):
     """The outputs of a vision tower's linear layer as equal blocks, each padded."""
 
-    number: int
+    number: int  # number of blocks
     size: int  # number of outputs of a block in the checkpoint
     padded: int  # number of outputs of a block with padding. The weights and biases of the padding are 0.
 

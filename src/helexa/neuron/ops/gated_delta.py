@@ -53,7 +53,7 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
-        """Width of all key heads together, Hk * Dk; equal to that of all query heads."""
+        """Hk * Dk, the width of all key heads together, and of all query heads together."""
         return self.key_heads * self.key_dim
 
     @property

@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 from helexa.neuron.ops.batch import Batch, Span
 from helexa.neuron.tensors import Tensor
 
-_ROWS_AT_ONCE = 1024  # rows of a sequence computed at once; bounds the memory of long prompts
+_ROWS_AT_ONCE = 1024  # maximum rows of a sequence that are computed at once; limits the memory for long prompts
 
 
 @dataclass(frozen=True)

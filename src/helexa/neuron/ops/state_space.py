@@ -52,7 +52,7 @@ class ScanSizes:
 
     @property
     def keys(self) -> int:
-        """Width of the keys of all groups together, G * N; equal to that of all queries."""
+        """G * N, the width of the keys of all groups together, and of all queries."""
         return self.groups * self.state_dim
 
     @property

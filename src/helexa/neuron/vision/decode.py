@@ -53,7 +53,7 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
                     _check_scans(data, image.size, limits)
                 # The size is checked before the pixels are decoded, because a small file may claim a huge image.
                 image.load()
-                _check_size(image.size, limits)  # a damaged file may state several sizes
+                _check_size(image.size, limits)  # again, because a damaged file may state several sizes
                 return _upright(_rgb(image), image)
     except (MemoryError, ImageError):
         raise

@@ -36,7 +36,7 @@ _MODULE = "helexa.neuron.vision.image_process"
 _PROCESSES = 2
 _FLOAT_BYTES = 4
 
-_LOW = 256  # maximum tokens with the detail `low`: 512 x 512 pixels in Qwen3.5
+_LOW = 256  # maximum tokens of an image with the detail `low`; in Qwen3.5, 512 x 512 pixels become 256 tokens
 _DETAILS = ("auto", "low", "high", "original")
 
 log = logging.getLogger(__name__)

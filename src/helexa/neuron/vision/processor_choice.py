@@ -98,7 +98,8 @@ def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) 
     Args:
         config: configuration of the model with the keys of `config.json`. `vision_config` has all settings that the
             configuration class of transformers has.
-        preprocessor: settings with the keys of `preprocessor_config.json`, by default those of the publishers.
+        preprocessor: settings with the keys of `preprocessor_config.json`. The values that the publishers of the
+            models use replace missing settings.
 
     Raises:
         ModelFileError: a setting is invalid or not supported, or helexa has no image processor for the architecture.
@@ -108,7 +109,7 @@ def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) 
         raise UnsupportedModelError(f"unsupported vision architecture '{model_type}'; supported: {', '.join(_READERS)}")
     for key in _REQUIRED:
         if key == "do_normalize" and model_type == "gemma4":
-            continue  # the tower normalizes, and `_gemma4` requires that the settings do not
+            continue  # the vision tower normalizes the pixels, and `_gemma4` checks that the processor does not
         if preprocessor.get(key) is False:
             raise UnsupportedModelError(f"preprocessor: '{key}' is False; only True is supported")
     for key in _UNSUPPORTED:

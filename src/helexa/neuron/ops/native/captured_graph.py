@@ -49,7 +49,7 @@ class Workspace:
     def take_again(self, address: int, *shape: int) -> Tensor | None:
         """Return an uninitialized float32 tensor at the address of an earlier tensor.
 
-        The result is None if the memory is in use, or if `address` is not that of an earlier tensor.
+        The result is None if the memory is in use, or if no earlier tensor had this address.
         """
         block = self._blocks.get(address)
         if block is None:

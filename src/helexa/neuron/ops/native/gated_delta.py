@@ -82,8 +82,8 @@ class NativeDelta:
             key_dim=sizes.key_dim,
         )
         results = launcher.take(count, sizes.values)
-        # The kernels compute one token of a sequence after another, which takes fewer operations than chunks of tokens.
-        # The states of a few columns stay in the processor cache meanwhile.
+        # The kernel computes one token of a sequence after another, which takes fewer operations than chunks of tokens.
+        # A thread computes a few columns of a state for all tokens, so that these columns stay in the processor cache.
         launcher.launch(
             "delta_rule",
             qkv=qkv,

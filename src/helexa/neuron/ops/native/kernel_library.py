@@ -68,7 +68,7 @@ class Format(NamedTuple):
 
 
 _NUMBERS: dict[str, type] = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
-_CODES = {"int": "i", "int64_t": "q", "float": "f"}  # the same types in the module `struct`
+_CODES = {"int": "i", "int64_t": "q", "float": "f"}  # codes of these types in the module `struct`
 # Names of the dtypes of tensors to which a pointer in the C code may point. A pointer to `void` may point to a tensor
 # of any dtype.
 _POINTEES = {

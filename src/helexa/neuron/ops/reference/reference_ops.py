@@ -178,7 +178,7 @@ class ReferenceOps(Ops):
         assert self.exchange is not None, "the ranks are not connected"
         first, *others = self.exchange.stack(x)
         total = first.float()
-        for partial in others:  # `sum` would add in an order that depends on the shape
+        for partial in others:  # not `torch.sum`, whose order of additions depends on the shape
             total = total + partial
         return total.to(x.dtype)
 

@@ -1,6 +1,6 @@
 """Attention without a mask within frames, one program per tile of queries.
 
-A frame is consecutive rows, such as the patches of an image or of a window.
+A frame consists of consecutive rows, such as the patches of an image, or of a window in an image.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false

@@ -68,7 +68,10 @@ class Paged:
 def rotate_store(
     qkv: Tensor, heads: int, rope: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """Apply norms and RoPE, and write the KV cache, except rows with the slot -1."""
+    """Apply norms and RoPE, and write keys and values to the KV cache.
+
+    The keys and values of rows with the slot -1 are not written.
+    """
     rows, width, dim = qkv.shape
     cos, sin = rope
     paged = Paged.from_cache(cache)

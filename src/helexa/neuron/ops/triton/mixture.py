@@ -278,7 +278,7 @@ def _gate(gate_up, out, width, alpha, limit, CLAMPED: constexpr, BLOCK: constexp
     gate = tl.load(gate_up + 2 * pair * width + column, within, 0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * pair + 1) * width + column, within, 0.0).to(tl.float32)
     if CLAMPED:
-        gate = tl.where(gate > limit, limit, gate)  # NaN stays NaN
+        gate = tl.where(gate > limit, limit, gate)  # NaN stays NaN, which `tl.minimum` does not guarantee
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         numbers = gate * tl.sigmoid(gate * alpha) * (up + 1)
     else:

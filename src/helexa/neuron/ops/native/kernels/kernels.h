@@ -26,7 +26,7 @@ typedef uint16_t bfloat16;
 #define RANK_STATE_BYTES 4096  /* bytes of the states of all ranks, at the start of the memory that ranks share */
 #define RANK_TIME_OFFSET 16    /* offset in a rank's state of the time that the rank has spent in exchanges, int64 */
 #define EXCHANGE_BYTES 4194304 /* bytes of each of the two exchange buffers after the states */
-#define MIXED 0                /* bits of rounded activations: 8, and 16 for outliers */
+#define MIXED 0                /* value of `x_bits`: activations are rounded to 8 bits, and outliers to 16 bits */
 #define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 
 /* Types of plain weights and of scale units. */
@@ -225,7 +225,7 @@ typedef struct {
  * rotate, then `rank` other numbers. The other numbers of the key are normalized. If `interleaved` is set, the inputs
  * have pairs of numbers 2i and 2i + 1. These are reordered to pairs of numbers i and i + rotated / 2. */
 typedef struct {
-    const float *queries;  /* [rows, heads, width], each head's last numbers are those to rotate */
+    const float *queries;  /* [rows, heads, width], of which the last `rotated` numbers of each head are used */
     const float *absorbed; /* [rows, heads, rank] */
     const float *latent;   /* [rows, rank + rotated] */
     const float *norm;     /* [rank] */

@@ -22,8 +22,8 @@ static double total(const float *weights, int64_t count) {
     return sum;
 }
 
-/* Return the smallest of the largest weights that are needed for a sum of at least `mass`. Without enough weights, it
- * is the smallest of all. The weights are reordered. */
+/* Select the fewest largest weights whose sum is at least `mass`, and return the smallest selected weight. If the sum
+ * of all weights is less than `mass`, return the smallest weight. The weights are reordered. */
 static float least_for_mass(float *weights, int64_t count, double mass) {
     for (uint32_t state = 1;;) {
         int64_t end;

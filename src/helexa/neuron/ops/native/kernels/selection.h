@@ -52,8 +52,8 @@ INLINE float block_peaks(const float *x, int64_t width, int64_t block, float *ou
     return sum_words(missing) ? NAN : peak;
 }
 
-/* Part `values` into numbers larger than `pivot`, equal ones and smaller ones. Return the first index of the equal ones
- * and set `end` to the first index of the smaller ones. */
+/* Partition `values` into numbers larger than `pivot`, equal to it and smaller. Return the index of the first equal
+ * number, and set `end` to the index of the first smaller number. */
 INLINE int64_t part(float *values, int64_t count, float pivot, int64_t *end) {
     int64_t first = 0, i = 0, last = count;
     while (i < last) {

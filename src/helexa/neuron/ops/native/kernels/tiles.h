@@ -48,7 +48,7 @@ static const format FORMATS[FORMAT_COUNT] = {
     DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13)
 #define EACH_FORMAT_OF_INDEXES(DO) DO(14) DO(15) DO(16) DO(17) DO(18) DO(19) DO(20)
 
-/* Return the format whose bytes are 128 less than those of `f`, for the instructions that take signed bytes. */
+/* Return the format `f` for codes that are reduced by 128, as the instructions for signed bytes require. */
 INLINE format with_signed_codes(format f) {
     if (f.table || f.bits == 8) f.zero -= 128;
     return f;
@@ -56,8 +56,8 @@ INLINE format with_signed_codes(format f) {
 
 INLINE int64_t halves_of(const format f) { return GROUP / f.group; }
 
-/* Return whether a bit per entry shifts its values. The matrix then contains the codes of the entries, because lookups of
- * indexes in a large codebook take too long. In the other formats with a codebook, each weight has a sign. */
+/* Return whether a bit per entry shifts its values. The matrix then contains the codes of the entries, because lookups
+ * of indexes in a large codebook take too long. In the other formats with a codebook, each weight has a sign. */
 INLINE int is_shifted(const format f) { return f.entries == 2048; }
 
 /* Return the number of bits of an index after the first eight. */
@@ -132,7 +132,8 @@ INLINE slice load_unit(const format f, const uint8_t *from, int64_t lane) {
     return f.unit == FLOAT32 ? (slice)slice_load(from + 4 * lane) : slice_of_halves(from + 2 * lane);
 }
 
-/* Return the scale of each half of group `g`, and the minimum if the format has minimums, for the lanes from `lane` on. */
+/* Return the scale of each half of group `g`, and the minimum if the format has minimums, for the lanes from `lane`
+ * on. */
 INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, int64_t lane, slice *scale, slice *minimum) {
     if (f.levels == 1) {
         const uint8_t *at = codes_of(f, tile, g) + code_bytes(f);
