@@ -39,7 +39,7 @@ class Attention:
         window: number of positions that each query attends to, including its own; None for all positions.
         sinks: whether the heads have attention sinks: one score per head, which the softmax of the head includes.
         cap: soft cap of the scores, `cap * tanh(score / cap)`; None for no cap.
-        temperature: factor of the queries by their position; None for no factor.
+        temperature: factor on the queries that grows with their position; None for no factor.
         interleaved: whether the rotary embedding of the checkpoint rotates adjacent numbers of a head (2i and 2i + 1).
             If False, it rotates the numbers i and i + head_dim / 2.
         gated: whether `q_proj` yields a query and a gate for each head. The sigmoid of the gate multiplies the head's

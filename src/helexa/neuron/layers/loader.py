@@ -94,7 +94,7 @@ class Loader:
         """
         block = self.checkpoint.column_block(key.partition("#")[0])
         quant_format = None if self._policy is None else self._policy.format_of(key, inputs)
-        # The unit is a quantization block of the checkpoint, or of the format that the policy chooses.
+        # These columns are a quantization block of the checkpoint, or of the format that the policy chooses.
         return block if quant_format is None or block > 1 else quant_format.stretch or quant_format.group_size
 
     def adds_results(self, key: str, inputs: Shares) -> bool:
@@ -355,7 +355,7 @@ class Loader:
         return self.gather_outputs(lambda x: self.ops.soft_cap(product(x), cap, suppression), shares)
 
     def _suppress(self, tokens: Sequence[int], bias: Tensor | None, width: int) -> Tensor | None:
-        """Return `bias` [width] with low numbers for `tokens`; None without both."""
+        """Return `bias` [width] with low numbers for `tokens`; None if both are missing."""
         if not tokens:
             return bias
         lowered = tensors.zeros(width, device=self.ops.device) if bias is None else bias

@@ -54,7 +54,8 @@ class Mamba2:
         self._scan = ops.scan(own, weights)
         values, width = shares.queries.times(sizes.head_dim), sizes.values // sizes.groups
         self._gathered = None
-        # The outputs of the heads of a group are normalized together.
+        # The outputs of the heads of a group are normalized together, so a rank with whole groups needs no other
+        # outputs.
         if all(one.start % width == one.stop % width == 0 for one in values.ranges):
             norm = loader.vector(f"{prefix}.norm.weight", sizes.values, (values.own,))
             self._norm = ops.group_norm(norm, len(values.own) // width, eps)

@@ -30,7 +30,7 @@ class Embedding:
 
 
 class GatheredLinear:
-    """A linear layer with divided outputs, followed by an all-gather."""
+    """A linear layer whose outputs the ranks divide, followed by an all-gather."""
 
     def __init__(self, ops: Ops, product: LinearOp, shares: Shares) -> None:
         self._ops = ops

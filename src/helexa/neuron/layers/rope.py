@@ -126,7 +126,9 @@ class Rope:
 
 
 def query_temperature(settings: Mapping[str, Any]) -> QueryTemperature:
-    """Return the factor of queries by their position, from `rope_settings`.
+    """Return the factor on queries that grows with their position.
+
+    `settings` is the result of `rope_settings`.
 
     Raises:
         ModelFileError: a setting is missing or is not a positive number.

@@ -34,7 +34,7 @@ class AttentionKind:
 
 
 class AttentionShape(NamedTuple):
-    """Numbers of heads of an attention layer on all ranks together, and their size."""
+    """Numbers of heads of an attention layer on all ranks, and size of a head."""
 
     heads: int
     kv_heads: int

@@ -156,7 +156,7 @@ class Ops(DenseOps):
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         """Return causal attention [rows, heads, head_dim] of queries over the KV pages.
 
-        `rotate_store` has written the keys and values of the batch's rows to the cache before.
+        Before this call, `rotate_store` must have written the keys and values of the batch's rows to the cache.
         """
 
     def attend_sampled(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:

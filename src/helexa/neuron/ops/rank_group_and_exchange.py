@@ -139,7 +139,8 @@ class HeadShares:
         """Divide the heads of a layer among `ranks` ranks.
 
         Raises:
-            ModelFileError: there are more ranks than query heads, so that a rank would have no head.
+            ModelFileError: `heads` is not a multiple of `kv_heads`, or there are more ranks than query heads, so that a
+                rank would have no head.
         """
         if heads % kv_heads:
             raise ModelFileError(
@@ -200,7 +201,7 @@ class Exchange(Protocol):
 
 
 class SharedMemory:
-    """The exchange between ranks in memory that all of them map.
+    """The exchange between ranks in memory that all ranks map.
 
     The caller may close the descriptor `fd`, which `create` returns, after the construction.
     """
@@ -213,7 +214,7 @@ class SharedMemory:
 
     @property
     def seconds(self) -> float:
-        """Seconds that this rank has spent in exchanges, mostly waiting for others."""
+        """Seconds that this rank has spent in exchanges, mostly waiting for other ranks."""
         return int(self._nanoseconds) / 1e9
 
     @staticmethod
@@ -228,9 +229,9 @@ class SharedMemory:
         return create_shared("helexa-ranks", _SIZE)
 
     def stack(self, x: Tensor) -> Tensor:
-        """Raise NotImplementedError: the native kernels exchange results themselves."""
+        """Raise NotImplementedError, because the native kernels exchange results."""
         raise NotImplementedError
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Raise NotImplementedError: the native kernels exchange results themselves."""
+        """Raise NotImplementedError, because the native kernels exchange results."""
         raise NotImplementedError

@@ -73,8 +73,8 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: boo
     The generator is counter-based (SplitMix64; Steele, Lea and Flood, 2014).
 
     Args:
-        again: whether to return the numbers of a second, independent series. They are used for the second draw after a
-            grammar has rejected a token.
+        again: whether to return the numbers of a second, independent series, for the draw after a grammar has rejected
+            a token.
     """
     # The native kernel `sampling.c` computes the same numbers. A change here needs the same change there.
     state = seeds * np.uint64(0xD1342543DE82EF95) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

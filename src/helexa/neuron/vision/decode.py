@@ -67,7 +67,10 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
 
 
 def pixel_share(data: bytes, limits: ImageLimits) -> float:
-    """Return the share of the maximum pixels, 0 to 1, that a file's header states."""
+    """Return the number of pixels of an image divided by the maximum, 0 to 1.
+
+    The number of pixels comes from the header of the file. The result is 0 if the header cannot be read.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -19,7 +19,7 @@ class PixelMemoryError(ImageError):
 
 
 class Grid(NamedTuple):
-    """Number of rows and of columns of a grid of image tokens."""
+    """Number of rows and of columns of a grid, such as a grid of patches."""
 
     rows: int
     columns: int
@@ -41,7 +41,8 @@ class ImageLayout(msgspec.Struct, frozen=True):
     sizes: tuple[tuple[int, int], ...]
     tiles: tuple[Grid, ...]  # grid of patches of each tile
     tokens: int  # number of embeddings that the vision tower computes for the image
-    # Rows and columns of tiles before the last tile, an overview of the image. 0 x 0 without an overview.
+    # Rows and columns of the tiles, without the last tile, which is an overview of the image. 0 x 0 if there is no
+    # overview.
     split: Grid = Grid(0, 0)
     # number of rows of tokens of each tile, if the prompt has other tokens between the rows; else 1
     rows: int = 1
@@ -53,7 +54,7 @@ class ImageLayout(msgspec.Struct, frozen=True):
 
     @property
     def ranges(self) -> tuple[int, ...]:
-        """Number of image tokens of each tile (or row), which are adjacent in the prompt."""
+        """Numbers of adjacent image tokens in the prompt, for each tile or row of a tile."""
         by_tile = (self.tokens * tile.size // self.patches for tile in self.tiles)
         return tuple(tokens // self.rows for tokens in by_tile for _ in range(self.rows))
 

@@ -248,7 +248,7 @@ class Gemma4Processor(Pixels, frozen=True, kw_only=True, tag="gemma4"):
 
 
 class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"):
-    """Resizes an image to the whole number of blocks whose aspect ratio is nearest.
+    """Resizes an image to the grid of whole blocks with the nearest aspect ratio.
 
     A block of `merge` x `merge` patches becomes one token.
     """

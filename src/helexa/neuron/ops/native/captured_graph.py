@@ -177,7 +177,7 @@ class Graphs:
     def _check(
         self, inputs: Sequence[Tensor], forward: Callable[[], Tensor], restore_states: Callable[[], None]
     ) -> tuple[CapturedGraph, Tensor, bool]:
-        """Return a new graph, the result of its replay, and whether `forward` agrees."""
+        """Return a new graph, its result, and whether `forward` has the same result."""
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]
         # If the model also computes outside the native kernels, the graph lacks this work. To make the graph's result

@@ -167,7 +167,7 @@ class GroupedProducts:
 
 
 class NativeHeadLinear:
-    """Linear operator (`Ops.head_linear`) with a packed [outputs, inputs] per head."""
+    """Linear operator with a packed matrix per head (see `Ops.head_linear`)."""
 
     def __init__(self, launcher: Launcher, matrices: Sequence[PackedMatrix]) -> None:
         self._launcher = launcher

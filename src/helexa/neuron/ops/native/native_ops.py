@@ -358,7 +358,8 @@ class NativeOps(Ops):
         if NativeDelta.fits(sizes):
             return NativeDelta(self._launcher, sizes, weights, self._spans, self._states.append)
         tensors.require_torch(f"linear attention with keys of {sizes.key_dim}")
-        # Plain torch updates the state. A captured graph contains only native kernels, so it would not do this.
+        # Plain torch updates the state. A captured graph contains only native kernels, so it would not update the
+        # state.
         self.captures_state = False
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 

@@ -274,8 +274,8 @@ class MappedWeights:
             for at in range(start + -(base + start) % _HUGE_PAGE, last, _PART):
                 size = min(_PART, last - at)
                 ctypes.memmove(source + aligned, base + at, size)
-                # `mremap` puts the copied pages in the place of the file's pages in one step, so that kernels always
-                # read one or the other. Afterwards, `copies` has new, empty pages.
+                # `mremap` puts the copied pages in the place of the file's pages in one step, so that kernels read
+                # either the file's page or its copy. Afterwards, `copies` has new, empty pages.
                 if libc.mremap(source + aligned, size, size, _MOVE_FLAGS, base + at) != base + at:
                     return False
         return True
@@ -326,7 +326,7 @@ def _in_order_of_removal(folder: Path, written: str) -> list[_StoredFile]:
 
 
 def _file_name(model: str) -> str:
-    """Return the name of a model as a part of a file name."""
+    """Return a model's name without characters that file names cannot contain."""
     return re.sub(r"[^\w.-]", "_", model.replace("/", "--"))[:80]
 
 

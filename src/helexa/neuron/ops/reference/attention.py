@@ -25,8 +25,8 @@ class DecodeGroup:
     pages: Tensor
     lengths: Tensor  # [B], number of positions of each sequence, including the position of its row
     longest: int  # the largest number in `lengths`
-    # Number of the first page if B is 1 and the page numbers ascend without a gap; else None. Attention can read
-    # contiguous pages without a copy.
+    # Page number of the sequence's first page if B is 1 and the page numbers ascend without a gap; else None. Attention
+    # can read contiguous pages without a copy.
     contiguous: int | None
 
     @cached_property
@@ -43,8 +43,8 @@ class Chunk:
     rows: slice  # slice of these rows in the batch
     prefix: int  # number of positions of the sequence before these rows
     pages: Tensor  # [P], page numbers of the sequence, up to the page of the last of these rows
-    # Number of the first page if the page numbers ascend without a gap; else None. Attention can read contiguous pages
-    # without a copy.
+    # Page number of the first page if the page numbers ascend without a gap; else None. Attention can read contiguous
+    # pages without a copy.
     contiguous: int | None
     ends: Tensor | None = None  # [N], number of positions that each row attends to; None for causal attention
 

@@ -81,7 +81,7 @@ def gates(a, b, rate, bias) -> tuple[tl.tensor, tl.tensor]:
     """Return the log of the decay, `-rate * softplus(a + bias)`, and `sigmoid(b)`."""
     step = a.to(tl.float32) + bias
     # softplus(x) = max(x, 0) + log(1 + y) with y = e^-|x|. For small y, the rounding of 1 + y would make the logarithm
-    # inexact. The factor y / ((1 + y) - 1) corrects it.
+    # inexact. The factor y / ((1 + y) - 1) corrects the error.
     small = tl.exp(-tl.abs(step))
     one_plus = 1.0 + small
     log = tl.where(one_plus == 1.0, small, tl.log(one_plus) * (small / tl.where(one_plus == 1.0, 1.0, one_plus - 1.0)))

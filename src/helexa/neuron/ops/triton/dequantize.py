@@ -1,6 +1,5 @@
 """Dequantize packed matrices: rows for embeddings and cuBLAS, tiles for products."""
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false,
-# reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
 import triton.language as tl

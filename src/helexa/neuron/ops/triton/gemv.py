@@ -8,8 +8,7 @@ A quantized code is converted to float32 without a conversion instruction: its b
 number, which equals the code times a power of two. GPUs multiply subnormal numbers exactly and at full speed. Compiled
 for sm_90 by Triton 3.6 and 3.9, a 4-bit code takes 3.8 instructions in total, a 6-bit code 6.5 and an 8-bit code 4.3.
 """
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false,
-# reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
 import triton.language as tl

@@ -28,7 +28,8 @@ class PackedMatrix:
     """
 
     words: Tensor  # int32 [N, K / codes per word]
-    # int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the same order; None for other codes
+    # int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the order of `words`; None for other
+    # codes
     high: Tensor | None
     # Float [ceil(N / 4), G, 4], one scale per row and group of columns, for G groups. The scales of four rows are
     # adjacent.

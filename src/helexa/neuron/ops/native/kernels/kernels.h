@@ -16,7 +16,7 @@ typedef uint16_t bfloat16;
 #define MAX_DIM 576            /* largest head size */
 #define MAX_QUERIES 48         /* maximum queries of an attention tile: rows times query heads per KV head */
 #define GROUP 32               /* columns per group of a quantized matrix */
-#define STRETCH_GROUPS 8       /* groups of a stretch: they share a unit, in formats with two scale levels */
+#define STRETCH_GROUPS 8       /* groups of a stretch, which share a unit in formats with two scale levels */
 #define BLOCK_BYTES 84         /* bytes of a block: GROUP rounded activations */
 #define SPARE_BLOCKS 8         /* allocated blocks after the last block, which `multiply` may read but ignores */
 #define MAX_EXPERTS 4096       /* maximum number of experts of a mixture */

@@ -103,7 +103,7 @@ static int64_t draw_kept(const distribution *d, int64_t block, const float *peak
         bound = limited || bound > lowest ? bound : lowest;
         count = collect(d, block, peaks, bound, tokens, weights);
         memcpy(order, weights, count * sizeof *order);
-        /* All tokens above the bound are candidates. If their mass is enough for top-p, no other token is kept. */
+        /* The tokens above the bound are the candidates. If their mass is enough for top-p, no other token is kept. */
         if (limited || bound == lowest || total(weights, count) >= top_p * mass) break;
     }
     if (limited) {
