@@ -54,7 +54,7 @@ class CatalogdCost(Cost):
 class CatalogdSampling(SamplingDefaults):
     """Sampling parameters of a model, as stated in the catalog.
 
-    They apply if a request has no value.
+    A parameter applies to the requests that do not set it.
     """
 
     model_config = ConfigDict(extra="forbid")

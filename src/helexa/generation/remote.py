@@ -114,7 +114,7 @@ class ServerClient:
         return RemoteTarget(self, name) if name in names else None
 
     async def models(self) -> dict[str, bool]:
-        """Return the names of the server's models, each with whether it is loaded.
+        """Return for each model of the server, by name, whether it is loaded.
 
         Raises:
             UnreachableError: the server does not respond.

@@ -48,7 +48,9 @@ def _definition(function: Any) -> dict[str, Any]:
         parameters = TypeAdapter(function).json_schema()  # type: ignore[arg-type]
     except (PydanticUserError, NameError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise InvalidRequestError(f"the parameters of the tool '{name}' have no JSON Schema: {reason}") from None
+        raise InvalidRequestError(
+            f"the parameters of the tool '{name}' have no JSON Schema: {reason}; change their types, or pass a mapping"
+        ) from None
     if parameters.get("type") != "object":
         raise InvalidRequestError(f"the tool '{name}' has parameters without names; give each parameter a name")
     description = (inspect.getdoc(function) or "").split("\n\n")[0].strip()
@@ -97,7 +99,9 @@ def _call(deltas: Iterable[ToolCallDelta]) -> ToolCall:
     except RecursionError:
         arguments = None
     except ValueError as error:
-        raise ValueError(f"the arguments of the call of the tool '{name}' are not JSON: {error}") from None
+        raise ValueError(
+            f"the arguments of the call of the tool '{name}' are not JSON: {error}; try again, or raise max_tokens"
+        ) from None
     if not isinstance(arguments, dict):
-        raise ValueError(f"the arguments of the call of the tool '{name}' are not a JSON object")
+        raise ValueError(f"the arguments of the call of the tool '{name}' are not a JSON object; try again")
     return ToolCall(id, name, arguments)

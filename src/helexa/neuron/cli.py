@@ -217,7 +217,9 @@ def join(
         hide_argument(token)
     secret = token or os.environ.get("HELEXA_JOIN_TOKEN", "")
     if not secret:
-        raise UsageError("a token is needed: --token, or the variable HELEXA_JOIN_TOKEN")
+        raise UsageError(
+            "a token is needed; create it with `cortex nodes invite`, and set --token or the variable HELEXA_JOIN_TOKEN"
+        )
     request, settings, changes = joining.prepare(
         gateway, SecretStr(secret), name=name, address=address, path=config, service=service
     )

@@ -37,7 +37,7 @@ from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.sources.hubs_and_sources import Sources
 
 _TOKENS = 16
-_PROMPT = list(range(20, 60))  # ids that every vocabulary has
+_PROMPT = list(range(20, 60))  # arbitrary token ids, which every vocabulary has
 
 _CHECK_SECONDS = 300
 _DEATH_SECONDS = 60.0

@@ -22,7 +22,7 @@ class Activation:
     """Loads the default models one after another.
 
     A model whose download fails stays pending. After one attempt for each model, the node waits and then retries the
-    pending models. It makes at most `ATTEMPTS` attempts per model. A load that fails with any other error than a failed
+    pending models. The node makes at most `ATTEMPTS` attempts per model. A load that fails for another reason than its
     download is not retried.
     """
 

@@ -184,7 +184,8 @@ class Description:
     architecture: str  # `model_type` in a checkpoint's `config.json`, or the architecture name in a GGUF file
     weights: str  # file format, and dtype of most weights
     parameters: int | None
-    # The length that the engine supports. YaRN extends it. An extension by dual chunk attention is not supported.
+    # Maximum number of tokens that the engine supports. It includes the extension of a context by YaRN. It excludes the
+    # extension by dual chunk attention, which the engine does not support.
     context_length: int | None
     license: str | None = None
     tools: bool | None = None  # whether the chat template and the vocabulary support tool calls

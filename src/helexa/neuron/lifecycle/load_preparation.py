@@ -224,7 +224,7 @@ def devices_of_ranks(options: EngineOptions, requested: Sequence[int], visible: 
 
 
 def check_heads(model: Path, ranks: int) -> None:
-    """Check before a load that each of `ranks` ranks has an attention head.
+    """Check before a load that the model has an attention head for each rank.
 
     Raises:
         TensorParallelError: the model has fewer attention heads.

@@ -262,7 +262,7 @@ class HostedModel:
             self.fall_asleep()
         while self.status == "sleeping":
             await self._sleep(max(self.idle_unload_secs, _LEAST_TEXT_SECONDS))
-            # A request that only counts tokens starts the tokenizer process again without waking the model.
+            # End the idle tokenizer process again: a request that only counts tokens has started it without a wake.
             if self.status == "sleeping" and self._waking is None:
                 await asyncio.to_thread(self.model.text.end_process)
 

@@ -84,7 +84,11 @@ class TokenLimits(NamedTuple):
 
 
 def context_limit(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> TokenLimits:
-    """Return the current limits of a served model's requests."""
+    """Return the current limits of a served model's requests.
+
+    The limit of the context is the smallest of these numbers: the tokens that the engine supports, the tokens that fit
+    in the free KV cache memory, the configured maximum, and, if enabled, the tokens that can be prefilled in time.
+    """
     context = min(engine.context, _cached_positions(engine, measurements.missing_bytes))
     if settings.enabled:
         context = min(context, _rate_ceiling(engine, measurements, settings))
@@ -230,7 +234,8 @@ class ServedModel:
     def require_servable(self) -> None:
         """Raise an error if the model cannot serve any request now."""
         if (why := self._why_unservable()) is not None:
-            raise service_unavailable(f"model '{self.id}' cannot serve requests now: {why[1]}", retry_after=5)
+            message = f"model '{self.id}' cannot serve requests now: {why[1]}; retry in 5 s"
+            raise service_unavailable(message, retry_after=5)
 
     def _why_unservable(self) -> tuple[str, str] | None:
         """Return a reason code and a text if the model can serve no request now."""

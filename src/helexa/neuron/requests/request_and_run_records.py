@@ -135,7 +135,7 @@ class RunRecorder:
     def resume(self) -> None:
         """Record that the answer continues as another sequence in the engine.
 
-        The timing and the cached prompt tokens of this sequence are not recorded.
+        The timing and the cached prompt tokens of the new sequence are not recorded.
         """
         self._resumed = True
         self._timing = None

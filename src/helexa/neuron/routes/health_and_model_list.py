@@ -22,7 +22,7 @@ from helexa.neuron.lifecycle.default_models import Activation
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.requests.metrics import TEXT_FORMAT
-from helexa.neuron.requests.request_and_run_records import UsageRecords
+from helexa.neuron.requests.request_and_run_records import KEPT_SECONDS, UsageRecords
 
 WAIT_SECONDS = 8.0
 
@@ -95,7 +95,8 @@ async def get_usage(request: Request) -> Response:
     except TimeoutError:
         record = None
     if record is None:
-        raise ApiError(404, "usage_not_found", "no request with this usage id ended recently")
+        message = f"no request with this usage id has ended in the last {KEPT_SECONDS:.0f} s; query the usage earlier"
+        raise ApiError(404, "usage_not_found", message)
     return JsonResponse(asdict(record))
 
 

@@ -192,7 +192,7 @@ class Site:
         for _ in range(_MAX_REDIRECTS):
             where = origin(url)
             if not where or "@" in urlsplit(url).netloc:
-                raise WebError(where or "an endpoint", "is not a valid address: correct it", transient=False)
+                raise WebError(where or "an endpoint", "is not a valid address: correct the endpoint", transient=False)
             request = Request(url, headers={"User-Agent": f"helexa/{__version__}", "Accept-Encoding": "identity"})
             if start or stop is not None:
                 request.add_header("Range", f"bytes={start}-{'' if stop is None else stop - 1}")
