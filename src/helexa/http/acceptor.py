@@ -155,7 +155,7 @@ class Acceptor:
             if self._may_warn():
                 fields = (self._served, address, self._by_address[address])
                 log.warning(
-                    "connections are rejected connections=%d client=%s connections_of_client=%d; a limit is reached",
+                    "connections rejected connections=%d client=%s connections_of_client=%d; a limit is reached",
                     *fields,
                 )
         else:

@@ -283,7 +283,7 @@ class RequestCycle:
         elif kind == "http.response.start" and not self.started:
             self._start(message["status"], list(message.get("headers", ())))
         else:
-            raise RuntimeError(f"unexpected message {kind} at this point of the response")
+            raise RuntimeError(f"the application sent the message {kind} before or after it is allowed in a response")
 
     def send_interim(self) -> bool:
         """Send the interim response `102 Processing`.

@@ -67,7 +67,7 @@ def test_model_that_needs_two_devices_is_feasible_only_on_the_node_with_two_rank
     (model,) = get(f"{fleet.url}/v1/models")["data"]
     assert model["feasible_on"] == ["two"]
     first, _ = get(f"{fleet.url}/api/explain?model=wide")["candidates"]
-    reason = "cannot hold it: needs 2 devices; the node can divide a model among 1"
+    reason = "cannot hold it: needs 2 devices; the node can divide a model among at most 1"
     assert (first["node"], first["verdict"]) == ("one", reason)
 
 

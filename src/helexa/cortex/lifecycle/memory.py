@@ -195,7 +195,7 @@ def misfit(profile: Profile, discovery: Discovery) -> str | None:
             return f"{needs}; the node has no accelerator"
         ranks = ranks or 1
     if ranks is not None and count > max(ranks, 1):
-        return f"{needs}; the node can divide a model among {ranks}"
+        return f"{needs}; the node can divide a model among at most {ranks}"
     if not discovery.devices:
         return None
     groups = _groups(profile, discovery)

@@ -96,7 +96,7 @@ class Pulls:
                 pull = last.pull
             if pull is None or misses >= _MAX_MISSES:
                 pull = last.pull.model_copy(
-                    update={"status": "failed", "error": "the node no longer reports the download"}
+                    update={"status": "failed", "error": "the node no longer lists this download; start it again"}
                 )
             if pull.status == "done":
                 with suppress(KeyError, NodeError):

@@ -129,7 +129,7 @@ async def clear_prefix_cache(request: Request) -> Response:
             deleted[node.name] = await gateway.client.clear_prefix_cache(node.endpoint, model, bearer)
         except NodeError as error:
             if error.status != 404:
-                message = f"node '{node.name}' did not clear the prefix cache: {error}"
+                message = f"node '{node.name}' did not clear the prefix cache: {error}; try again"
                 raise ApiError(502, "node_error", message) from None
         gateway.lifecycle.cleared(model, node.name)
     if not deleted:
@@ -156,7 +156,7 @@ def _check_node(gateway: Gateway, name: str) -> None:
     if node is None:
         raise node_not_found(name)
     if node.kind != "neuron":
-        message = f"node '{name}' is a third-party backend, which loads its models itself"
+        message = f"node '{name}' is a third-party backend; load and unload its models with its own commands"
         raise ApiError(409, "third_party_backend", message, param="node")
     if not node.healthy:
         reason = f": {node.problem}" if node.problem else ""

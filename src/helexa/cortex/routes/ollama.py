@@ -122,7 +122,11 @@ def _check_unload(gateway: Gateway, view: FleetView, model: str, principal: Prin
         raise ApiError(403, "admin_only", "only an admin's API key may unload a model; send one")
     profile = gateway.catalog.profile(model)
     if profile is not None and (profile.residency_priority or 0) >= PINNED_RESIDENCY:
-        raise ApiError(409, "model_pinned", f"model '{model}' is pinned in the catalog, and stays loaded")
+        raise ApiError(
+            409,
+            "model_pinned",
+            f"model '{model}' is pinned in the catalog; an admin can unload it with `helexa unload`",
+        )
     kinds = {node.kind for node in view.nodes if model in node.models}
     if kinds and "neuron" not in kinds:
         raise ApiError(

@@ -117,10 +117,16 @@ def for_client(error: ApiError, node: str) -> ApiError:
     names the node, without the node's text, which may quote a key.
     """
     if error.status in (401, 403, 407):
-        message = f"node '{node}' rejects the gateway's API key or access: it answered HTTP {error.status}"
+        message = (
+            f"node '{node}' rejects the gateway's API key or access: it answered HTTP {error.status}; "
+            "an administrator must correct the key of this node"
+        )
         return ApiError(502, "upstream_auth_error", message, type="api_error")
     if error.status == 402 or _QUOTA in (error.code, error.type):
-        message = f"node '{node}' answered HTTP {error.status}: the gateway's account at this node has no quota left"
+        message = (
+            f"node '{node}' answered HTTP {error.status}: the gateway's account at this node has no quota left; "
+            "use another model, or let an administrator add quota"
+        )
         return ApiError(502, "upstream_quota_exceeded", message, type="api_error")
     return error
 

@@ -209,7 +209,7 @@ async def test_periodic_work_logs_its_first_failure_and_its_recovery_once(caplog
         await done.wait()
         task.cancel()
     assert caplog.messages == [
-        "periodic work fails problem='work fails' error=a",
+        "periodic work failed problem='work fails' error=a; it is tried again",
         "periodic work succeeds again problem='work fails'",
     ]
 

@@ -45,11 +45,11 @@ def test_device_pools_are_the_groups_of_devices_that_can_hold_the_model(
 @pytest.mark.parametrize(
     ("node", "needed", "reason"),
     [
-        (facts(), profile(2), "needs 2 devices; the node can divide a model among 1"),
-        (facts(ranks=2), profile(3), "needs 3 devices; the node can divide a model among 2"),
+        (facts(), profile(2), "needs 2 devices; the node can divide a model among at most 1"),
+        (facts(ranks=2), profile(3), "needs 3 devices; the node can divide a model among at most 2"),
         (facts(ranks=2), profile(2, floor=1), "needs 2 devices of 1 MB; the node has no accelerator"),
         (facts(), profile(1, floor=8000), "needs 1 device of 7.81 GB; the node has no accelerator"),
-        (facts("A24", "A24", ranks=1), profile(2), "needs 2 devices; the node can divide a model among 1"),
+        (facts("A24", "A24", ranks=1), profile(2), "needs 2 devices; the node can divide a model among at most 1"),
         (
             facts("A24", "B24", "A12", ranks=2),
             profile(2, 20000),

@@ -246,7 +246,7 @@ def test_model_with_more_ranks_than_a_node_allows_is_placed_elsewhere() -> None:
     decision = place(snapshot, "wide")
     assert isinstance(decision, ColdPlacement) and decision.node == "b"
     verdict, _ = explain(snapshot, "wide").candidates
-    reason = "needs 2 devices; the node can divide a model among 1"
+    reason = "needs 2 devices; the node can divide a model among at most 1"
     assert verdict.verdict == f"cannot hold it: {reason}"
     with pytest.raises(ApiError, match=f"no node can hold model 'wide': it {reason}"):
         place(snapshot_of(one, known=known), "wide")

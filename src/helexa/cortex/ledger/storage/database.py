@@ -216,7 +216,9 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
             await work()
         except Exception as error:
             if not has_failed:
-                log.warning("periodic work fails problem=%s error=%s", quoted(problem), quoted(error))
+                log.warning(
+                    "periodic work failed problem=%s error=%s; it is tried again", quoted(problem), quoted(error)
+                )
             has_failed = True
         else:
             if has_failed:

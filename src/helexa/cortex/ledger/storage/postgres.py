@@ -171,12 +171,14 @@ def _is_statement_error(error: Exception) -> bool:
 
 def _description(error: Exception) -> str:
     if isinstance(error, (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)):
-        return f"the ledger's PostgreSQL rejects the connection: {error}"
+        return (
+            f"the ledger's PostgreSQL rejects the connection: {error}; check user, password and database in ledger.url"
+        )
     if isinstance(error, (asyncpg.ReadOnlySQLTransactionError, asyncpg.TargetServerAttributeNotMatched)):
-        return "the ledger's PostgreSQL is read-only"
+        return "the ledger's PostgreSQL is read-only; set ledger.url to the primary server"
     if isinstance(error, asyncpg.PostgresError):
         return f"the ledger's PostgreSQL reported an error: {type(error).__name__}: {error}"
-    return f"the ledger's PostgreSQL does not answer: {type(error).__name__}"
+    return f"the ledger's PostgreSQL does not answer: {type(error).__name__}; start it, or check ledger.url"
 
 
 class _Postgres(Database):
