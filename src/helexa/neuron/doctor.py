@@ -53,7 +53,7 @@ def _look(folder: Path, content: str) -> CheckResult:
         writable, free = False, 0
     if not writable:
         return CheckResult(
-            "cache", "fault", f"{content} belong in {folder}, which is not a writable folder; change its permissions"
+            "cache", "fault", f"{content} belong in {folder}, which cannot be written; change its permissions"
         )
     text = f"{content} are stored in {folder}, {file_size_text(free)} free"
     if free < _LITTLE_BYTES:

