@@ -94,9 +94,8 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         """Register the connection, and limit the time for the head of its first request."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface
         self._server = transport.get_extra_info("sockname")[:2]
-        self._client = (transport.get_extra_info("peername") or ("-", 0))[
-            :2
-        ]  # `peername` is None if the client is gone
+        # `peername` is None if the client has already disconnected.
+        self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]
         self.service.connections.add(self)
         self._timer.set(REJECTED_SECS if self._rejected else HEAD_SECS)
         self._mark_idle()

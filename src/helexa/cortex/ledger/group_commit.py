@@ -372,10 +372,9 @@ class GroupCommit:
         async def write() -> bool:
             if await self._database.write(guard, steps):
                 return True
+            # The batch is also written if an earlier attempt was committed, but its answer was lost.
             rows = await self._database.fetch("SELECT batch FROM gateways WHERE id = $1", budgets.gateway)
-            return (
-                bool(rows) and rows[0]["batch"] == budgets.batch
-            )  # an earlier attempt was committed, but its answer was lost
+            return bool(rows) and rows[0]["batch"] == budgets.batch
 
         written = await self._retry_until_done(write, batch, retried=DatabaseError)
         if written and self._wal is not None:

@@ -170,7 +170,7 @@ class Ledger:
         return await recent(self._database, limit, before, **filters)
 
     async def charges(self, days: range, groups: Sequence[str], **filters: str | None) -> list[dict[str, Any]]:
-        """Write pending changes, then return sums of charges; see `activity.charges`."""
+        """Write pending changes, then return sums of charges. See `activity.charges`."""
         await self.flush()
         return await charges(self._database, days, groups, **filters)
 

@@ -58,9 +58,8 @@ async def open_sqlite(path: str) -> Database:
 
 
 def _create_file(path: str) -> Path:
-    file = Path(
-        path
-    ).resolve()  # resolve symbolic links: the lock file and the write-ahead log are next to the real file
+    # Resolve symbolic links, so that the lock file and the write-ahead log are next to the real file.
+    file = Path(path).resolve()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
