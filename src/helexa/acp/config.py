@@ -22,7 +22,10 @@ _MAX_LISTED_NAMES = 20
 
 
 class ConfigError(Exception):
-    """The configuration of helexa-acp is invalid: names the file, key, and fix."""
+    """The configuration of helexa-acp is invalid.
+
+    The message names the file and the key, and says how to correct the value.
+    """
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
@@ -252,7 +255,8 @@ def _base_url(text: str, where: str) -> str:
     if not valid:
         raise ConfigError(f"{where}: not an http(s) URL: '{text}'; write a URL such as {DEFAULT_BASE_URL}")
     bare = text.strip().rstrip("/")
-    return bare if urlsplit(bare).path else f"{bare}/v1"  # no server has its API at the root
+    # Append /v1 to a URL without a path, because no known server has its API at the root.
+    return bare if urlsplit(bare).path else f"{bare}/v1"
 
 
 def _check_headers(values: Mapping[str, str], where: str) -> None:

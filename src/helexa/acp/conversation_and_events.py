@@ -16,7 +16,7 @@ _encoder = msgspec.json.Encoder()
 def encode(value: Any) -> bytes:
     """Return a message or event as one line of JSON that ends with a line break."""
     try:
-        # UTF-8 has no lone surrogates: they become U+FFFD.
+        # UTF-8 cannot encode lone surrogates. If there are any, they are replaced by U+FFFD below.
         return _encoder.encode(value) + b"\n"
     except UnicodeEncodeError:
         return _encoder.encode(_without_lone_surrogates(msgspec.to_builtins(value))) + b"\n"
@@ -66,14 +66,20 @@ Part = Text | Image
 
 
 class Location(Struct, frozen=True):
-    """In an agent's event: a tool call's file (absolute path), and a line, from 1 on."""
+    """A file that a tool call reads or changes, and optionally a line in the file.
+
+    The path is absolute. Line numbers begin at 1; None means the whole file.
+    """
 
     path: str
     line: int | None = None
 
 
 class Diff(Struct, frozen=True, tag="diff"):
-    """In an agent's event: a changed file's `old` text (None if new) and new text."""
+    """The display of a change that a tool call makes to a file.
+
+    `old` is the file's text before the change, or None if the call creates the file.
+    """
 
     path: str
     old: str | None
@@ -81,7 +87,7 @@ class Diff(Struct, frozen=True, tag="diff"):
 
 
 class Terminal(Struct, frozen=True, tag="terminal"):
-    """In an agent's event: the editor's terminal with the live output of a command.
+    """The display of a command's live output in a terminal of the editor.
 
     The terminal disappears after the command ends. The output remains as text in the `ToolResult`.
     """
@@ -93,7 +99,7 @@ CardContent = Text | Image | Diff | Terminal
 
 
 class Card(Struct, frozen=True):
-    """In an agent's event: the display of a tool call in an editor."""
+    """The display of a tool call in the editor."""
 
     title: str  # one line for the user
     kind: ToolKind = "other"  # kind of tool, which determines the icon
@@ -195,7 +201,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """An event of the agent: the model began a tool call, whose tool is known."""
+    """An event of the agent: the model began a tool call and has named the tool."""
 
     call_id: str
     name: str
@@ -206,7 +212,10 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallChanged:
-    """An event of the agent: a tool call progressed. None: a field has not changed."""
+    """An event of the agent: a tool call progressed.
+
+    A field that is None has not changed.
+    """
 
     call_id: str
     status: CallStatus | None = None

@@ -29,7 +29,7 @@ def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), 
     """Return the `Host` of a session, through which tools access files and commands.
 
     Args:
-        client: the editor. Operations that it does not support are done on this machine.
+        client: the editor. Operations that the editor does not support are done on this machine.
         private: folders of the agent itself. Their files are always accessed directly, not through the editor.
         secrets: secret values. Commands on this machine do not inherit environment variables with these values.
     """
@@ -40,9 +40,9 @@ def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), 
 
 
 class ClientHost:
-    """Accesses files and commands through the editor.
+    """Accesses files and runs commands through the editor.
 
-    Operations that it does not support are done on this machine.
+    Operations that the editor does not support are done on this machine.
     """
 
     def __init__(self, client: Client, session_id: str, local: LocalHost, private: Iterable[Path] = ()) -> None:
@@ -158,7 +158,9 @@ class ClientHost:
             async with asyncio.timeout(seconds):
                 return await self._client.request(method, {"sessionId": self._session_id, **params})
         except TimeoutError as error:
-            raise _ClientTimeout(f"The client did not answer {method} within {seconds:g} s") from error
+            raise _ClientTimeout(
+                f"the editor did not answer {method} within {seconds:g} s; try again, or ask the user"
+            ) from error
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

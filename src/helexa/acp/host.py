@@ -24,7 +24,7 @@ class ToolError(Exception):
 
 
 class HostError(ToolError):
-    """The host could not access a file or a command."""
+    """The host could not access a file or run a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,9 @@ class CommandResult:
 class Host(Protocol):
     """Access to files and commands for the tools of one session.
 
-    Callers pass absolute paths that `Boundary` has checked. This machine is used directly only for operations that
-    the editor does not support. If a supported operation of the editor fails, the method raises HostError.
+    Callers pass absolute paths. A `Boundary` must have checked that the session may access the paths. The editor does
+    the operations that it supports, except in the agent's own folders. If such an operation fails, the method raises
+    HostError and does not repeat the operation on this machine. All other operations are done on this machine.
     """
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
@@ -242,7 +243,9 @@ class _Output:
     def close(self) -> None:
         """Read the remaining bytes and close the pipe."""
         asyncio.get_running_loop().remove_reader(self._pipe)
-        for _ in range(64):  # bounded, because a detached process may still write; reads more than a pipe can contain
+        # A detached process may write forever, so the number of reads is limited. 64 reads of `_CHUNK_BYTES` are more
+        # than a pipe can contain.
+        for _ in range(64):
             if not self._read():
                 break
         os.close(self._pipe)

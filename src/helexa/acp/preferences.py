@@ -26,7 +26,10 @@ class Grant(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """The saved preferences for sessions in the folder `cwd`; None until chosen."""
+    """The saved preferences for sessions in the folder `cwd`.
+
+    A preference is None until the user has chosen a value.
+    """
 
     cwd: str
     model: str | None = None
@@ -37,7 +40,10 @@ class Project(Struct, frozen=True):
 
 
 class Preferences:
-    """The preferences of all projects, one file per project. File errors are logged."""
+    """The preferences of all projects, one file per project.
+
+    File errors are logged and not raised.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "projects"

@@ -217,7 +217,7 @@ class Store:
         self._folder = data_dir / "sessions"
 
     def create(self, id: str, cwd: str, directories: Sequence[str]) -> SessionLog:
-        """Create the log file of a new session (paths are absolute) and return it.
+        """Create the log file of a new session and return it. All paths are absolute.
 
         Raises:
             StoreError: the log file cannot be written.
@@ -310,4 +310,4 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
         mtime, _, id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(":")
         return int(mtime), id
     except (binascii.Error, UnicodeError, ValueError):
-        raise ValueError(f"{cursor[:100]!r} is not a cursor of a session list") from None
+        raise ValueError(f"{cursor[:100]!r} is not a cursor of a session list; omit it to get the first page") from None

@@ -37,7 +37,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(slots=True)
 class CallText:
-    """In an answer: a tool call whose chunks the model is still streaming."""
+    """A tool call of a response, as unparsed text that arrives in chunks."""
 
     id: str  # call id, unique in the session
     name: str  # tool name, or empty if `text` contains the whole call including the tool's name
@@ -105,7 +105,10 @@ class AnswerCollector:
                     self.finish, self._extras = reason, extras
 
     def message(self, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
-        """Return the response with the parsed `calls` for the history, or None if empty."""
+        """Return the response and its parsed `calls` as a message for the history.
+
+        Return None if the response has no text, no reasoning and no calls.
+        """
         text, reasoning = self.text, "".join(self._reasoning)
         if not text and not reasoning and not calls:
             return None
@@ -123,7 +126,8 @@ class AnswerCollector:
         self._grow(delta.arguments)
         call.text.append(delta.arguments)
         call.name = call.name or delta.name or ""
-        # The editor shows the call before its arguments are complete.
+        # Emit the event at the first chunk that names the tool, so that the editor shows the call while its arguments
+        # still arrive.
         if call.name and not call.started:
             call.started = True
             card = Card(title(call.name), self._kinds.get(call.name, "other"))

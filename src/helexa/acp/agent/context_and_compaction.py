@@ -46,14 +46,14 @@ UNTOUCHED = 4  # number of last messages that `fit_messages` leaves unchanged
 MIN_BYTES = 256
 """Minimum size in bytes of a text that `fit_messages` replaces.
 
-Replacing a shorter text saves too little.
+A note in place of a shorter text would save too few tokens.
 """
 
 STRIDE = 8
-"""`fit_messages` replaces messages in multiples of this number.
+"""`fit_messages` replaces messages in groups of this size.
 
-The beginning of the prompt then stays the same for
-several requests and remains in the prefix cache.
+If it replaced one message per request, the beginning of the prompt would change with each request. With groups, the
+beginning stays the same for several requests, so the server can reuse its prefix cache.
 """
 
 
@@ -220,10 +220,10 @@ def without_images(messages: Iterable[Message]) -> list[Message]:
 
 SUMMARY_TOKENS = 4096  # maximum tokens of a summary, which is also limited to a quarter of the context
 UNKNOWN_CONTEXT = 32_768  # assumed context size in tokens if the context size is unknown
-UNCHANGED_SHARE = 8  # a compaction keeps the newest messages, up to context / UNCHANGED_SHARE
+UNCHANGED_SHARE = 8  # a compaction keeps the newest messages that fit in 1 / UNCHANGED_SHARE of the context
 MIN_TOKENS = 200  # conversations below this number of tokens are not summarized
 _MAX_RESULT_BYTES = 2000  # bytes of one tool result in the text to summarize
-_MAX_PROMPT_BYTES = 4000  # bytes of the last prompt that are copied verbatim
+_MAX_PROMPT_BYTES = 4000  # maximum bytes of the user's last prompt that are copied verbatim into the summary
 _USED_SHARE = 0.8  # share of the context to use, because token estimates are inexact
 _SYSTEM = """\
 Summarize a conversation between a user and a coding agent. The agent will continue the work with only your summary.
@@ -302,8 +302,11 @@ async def _summary(
 
 
 def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
-    """Return how many last messages a compaction keeps: those that fit `max_tokens`."""
-    # The first of these messages is never a tool result, because a result must not be separated from its call.
+    """Return how many of the last messages a compaction keeps unchanged.
+
+    The messages must fit `max_tokens`.
+    """
+    # The kept messages never begin with a tool result, because a result must not be separated from its call.
     unchanged_count = 0
     for count in range(1, len(view)):
         if tokens(view[-count:]) > max_tokens:
@@ -314,9 +317,10 @@ def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
 
 
 def _last_prompt(summed_up: Sequence[Message], unchanged_count: Sequence[Message]) -> str:
-    """Return the last user message that a summary replaces, to append to the summary.
+    """Return the user's last prompt as text to append to the summary, or "".
 
-    The text is empty if a user message is among the last `unchanged_count` messages, which stay.
+    The text is empty if `unchanged_count`, the messages that the compaction keeps, contains a user message. The model
+    then still sees the last prompt.
     """
     if any(isinstance(message, UserMessage) for message in unchanged_count):
         return ""

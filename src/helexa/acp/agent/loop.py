@@ -80,7 +80,7 @@ class Round:
         try:
             await runner.run(self.calls)
         except asyncio.CancelledError:
-            # Stored before the events are sent, because the editor may be gone.
+            # Store the results before the events are sent, because sending may fail if the editor has disconnected.
             unsent_events = runner.cancel(self.calls)
             await self._commit(runner.results)
             for event in unsent_events:
@@ -133,7 +133,8 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
                 raise  # the user has seen the beginning, and a new response would begin differently
             if error.kind == "context_limit" and overflows < MAX_OVERFLOWS:
                 overflows += 1
-                builder.learn(error)  # the next request fits the context size in the error, or else is shorter
+                # The next request fits the context size in the error. If the error has none, the request is shorter.
+                builder.learn(error)
                 continue
             delay_s = _wait(error, retries)
             if delay_s is None or waited_s + delay_s > MAX_TOTAL_WAIT_S:

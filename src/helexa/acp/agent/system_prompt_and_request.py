@@ -34,8 +34,9 @@ MAX_FOLDERS = 16
 async def trusted_notes(turn: Turn) -> str:
     """Return the project's instructions if the user trusts them, else an empty string.
 
-    The first time that a project has instructions, and each time that they change, the user is asked. The answer
-    applies to this text of the instructions, in the session, or in all sessions of the project if the user chooses so.
+    The user is asked once for each version of the instructions, so a changed file leads to a new question. The user
+    chooses whether the answer applies to this session or to all sessions of the project. In the mode
+    `bypassPermissions`, the instructions are trusted without a question.
     """
     notes = await read_notes(turn.context)
     if not notes or turn.choices.mode == "bypassPermissions":
@@ -97,7 +98,8 @@ def _read(path: Path, *, within: Path) -> str:
     try:
         real, root = path.resolve(), within.resolve()
         if not real.is_relative_to(root) or is_secret(real.relative_to(root)) or not real.is_file():
-            return ""  # the symbolic link leads out of the project, or to a file that is read only after a question
+            # A symbolic link may lead out of the folder, or to a secret file that only the user may allow to read.
+            return ""
         with path.open("rb") as file:
             content = file.read(MAX_NOTE_BYTES + 1)
     except OSError:
@@ -257,7 +259,10 @@ class RequestBuilder:
             self._max_request_tokens = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
 
     def calibrate(self, usage: Usage | None) -> None:
-        """Correct token estimates with the endpoint's count of the last request, or None."""
+        """Adjust the token estimates to the endpoint's token count of the last request.
+
+        Do nothing if `usage` is None or has no input tokens.
+        """
         if usage is not None and usage.input:
             self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
 

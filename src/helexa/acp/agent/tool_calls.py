@@ -125,11 +125,12 @@ class ToolCallRunner:
         return unsent_events
 
     def _reads_only(self, call: Call) -> bool:
-        # An invalid call only reports its error.
+        # An invalid call runs no tool. It only reports its error.
         if call.tool is None or call.arguments is None:
             return True
         try:
-            # A read of a file with secrets does not count: it asks the user, and only one question is asked at a time.
+            # A read of a secret file is not equal to `Reads()`. It must run alone, because it asks the user for
+            # permission, and the agent asks only one question at a time.
             return call.tool.act(call.arguments, self._turn.context) == Reads()
         except ToolError:
             return True
@@ -159,9 +160,9 @@ class ToolCallRunner:
         if isinstance(ruling, AskUser):
             verdict = await turn.request_permission(PermissionRequest(id, tool.name, card, arguments, ruling.offers))
             if verdict not in ("allow_once", "allow_always"):
-                raise ToolError("The user did not allow this. Do not try it again; ask what to do instead.")
+                raise ToolError("The user did not allow this call. Do not repeat the call; ask what to do instead.")
         elif not isinstance(ruling, Allowed):
-            raise ToolError("this is not allowed; do something else")
+            raise ToolError(f"this call of {tool.name} is not allowed; use another tool or ask the user")
 
         async def progress(content: tuple[CardContent, ...]) -> None:
             self._cards[id] = msgspec.structs.replace(self._cards[id], content=content)

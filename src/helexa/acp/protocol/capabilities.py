@@ -14,7 +14,7 @@ AUTH_METHOD = "configuration"
 class ClientCapabilities:
     """The optional protocol features that the editor supports.
 
-    All are False before `initialize`.
+    Before the editor has sent `initialize`, all fields are False.
     """
 
     reads_files: bool = False
@@ -46,7 +46,7 @@ def initialize_result(params: dict[str, Any]) -> dict[str, Any]:
     """
     version_number = params.get("protocolVersion")
     if isinstance(version_number, bool) or not isinstance(version_number, int):
-        raise invalid_params("protocolVersion must be a number")
+        raise invalid_params(f"protocolVersion must be an integer such as {PROTOCOL_VERSION}")
     return {
         "protocolVersion": PROTOCOL_VERSION,
         "agentInfo": {"name": "helexa-acp", "title": "helexa", "version": agent_version()},

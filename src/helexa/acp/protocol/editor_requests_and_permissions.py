@@ -26,7 +26,7 @@ class EditorClient:
     ) -> None:
         self._connection = connection
         self._transport = transport
-        # the part of this client that sessions and their tools use
+        # `request` and the editor's features, in the form that the tools of sessions use
         self.for_sessions = Client(
             self.request, capabilities.reads_files, capabilities.writes_files, capabilities.runs_commands
         )
@@ -57,7 +57,7 @@ class EditorClient:
         if response is None:
             return {}
         if not isinstance(response, dict):
-            raise HostError(f"the editor's response to {method} is not an object; try another way")
+            raise HostError(f"the editor's response to {method} is not a JSON object; use another tool or ask the user")
         return response
 
 
@@ -89,7 +89,7 @@ class Permissions:
         self._session[scope.tool, scope.subject] = Grant(scope.tool, scope.subject, allowed, scope.label)
 
     def decisions(self) -> list[tuple[Grant, bool]]:
-        """Return the decisions that apply, and for each whether it is saved."""
+        """Return the user's decisions, each with whether it is saved for the project."""
         return list(self._decisions().values())
 
     async def revoke(self, grant: Grant) -> None:
@@ -134,12 +134,13 @@ class Permissions:
                 return "reject_once"
 
     def _decisions(self) -> dict[tuple[str, str], tuple[Grant, bool]]:
-        """Return the decisions by tool and subject, and for each whether it is saved."""
+        """Return the result of `decisions` by tool and subject."""
         # Saved decisions are read each time, because another session can revoke them.
         saved = {
             (grant.tool, grant.subject): grant
             for grant in self._preferences.read(self._cwd).grants
-            if grant.label or not grant.allowed  # a permission without a label, by an earlier version, may be too broad
+            # Earlier versions saved permissions without a label. Such a permission may allow too much, so ignore it.
+            if grant.label or not grant.allowed
         }
         return {
             key: (grant, key in saved and saved[key].allowed == grant.allowed)

@@ -123,7 +123,7 @@ def sent_id() -> int | None:
 
 
 class ValidatingTransport:
-    """A JSON-RPC transport that wraps another one and adds the following behavior:
+    """A JSON-RPC transport that wraps another transport and adds these features:
 
     * Only valid JSON-RPC messages are returned. An invalid response is dropped. Any other invalid message gets an error
       response.
@@ -171,7 +171,7 @@ class ValidatingTransport:
         """
         if "method" in message:
             if message["method"] == CANCEL_METHOD:
-                return  # sent by `cancel_request`, which works with all versions of the SDK
+                return  # Drop the SDK's own notification, because `cancel_request` sends it with all SDK versions.
             if "id" in message:
                 _sent_id.set(message["id"])
             await self._send(message)
@@ -233,7 +233,7 @@ class ValidatingTransport:
 
     def _validated(self, message: Any) -> Message | None:
         if not isinstance(message, dict):
-            raise invalid_request("a message must be an object")
+            raise invalid_request("a message must be a JSON object; batches are not supported")
         method = message.get("method")
         if method is None and ("result" in message or "error" in message):
             return message if _is_response(message) else None

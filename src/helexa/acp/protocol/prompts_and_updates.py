@@ -83,7 +83,8 @@ def _image(mime_type: str, data: str, uri: str | None) -> Image:
             f"images of type {mime_type[:100]!r} are not supported; send one of {', '.join(IMAGE_TYPES)}"
         )
     try:
-        binascii.a2b_base64(data, strict_mode=True)  # checked here, because an endpoint's error would name no image
+        # Check the data here, because an endpoint's error message would not say which image is invalid.
+        binascii.a2b_base64(data, strict_mode=True)
     except ValueError:
         raise invalid_params("the data of an image is not valid base64; encode the image file in base64") from None
     return Image(mime_type, data, uri)
@@ -177,7 +178,8 @@ def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[
                 )
             case _:
                 assert_never(message)
-    # Calls without a result: the agent was killed while they ran. Editors would show them as running forever.
+    # If the agent was killed during calls, these calls have no result. Yield a failed result for each of them, because
+    # editors would otherwise show the calls as running forever.
     for call in started.values():
         for event in _replayed_call(ToolResult(call.id, "The call did not finish.", failed=True), call):
             yield from event_updates(event, client)

@@ -118,7 +118,7 @@ class Agent:
     async def _prompt(self, request: Any) -> Result:
         session = self._sessions.find(request.session_id)
         parts = read_prompt(request.prompt)
-        # The default model may be chosen from a list that has not arrived yet.
+        # The session uses a default model, which may be the first model in an endpoint's list. Wait for the lists.
         if session.assumed:
             await asyncio.wait({self._models_task}, timeout=FIRST_MODELS_WAIT_S)
         match find_command(parts):
@@ -217,7 +217,7 @@ def _parse(model: str, params: Result) -> Any:
     from acp import schema
     from pydantic import ValidationError
 
-    # The SDK's classes require this field. A request without it means no servers.
+    # The SDK's classes require `mcpServers`. A request without this field is accepted and gets no MCP servers.
     if model in ("NewSessionRequest", "LoadSessionRequest"):
         params = {"mcpServers": [], **params}
     try:

@@ -137,7 +137,7 @@ class Server:
     async def _authenticate(self, params: Result) -> Result:
         """Close all sessions and read the configuration again, for new API keys."""
         if params.get("methodId") != AUTH_METHOD:
-            raise invalid_params(f"methodId must be {AUTH_METHOD!r}")
+            raise invalid_params(f"methodId must be {AUTH_METHOD!r}, the only authentication method of this agent")
         await self._logout()
         self._signed_in = True
         self._configured()
@@ -200,10 +200,10 @@ class StdioTransport:
         return None
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Write a message to stdout as one JSON line, completely.
+        """Write a whole message to stdout as one line of JSON.
 
         Raises:
-            ConnectionError: the editor has closed stdout.
+            ConnectionError: the editor has closed its end of this process's stdout.
         """
         await self._loop.run_in_executor(self._writer, self._write, encode(message))
 
@@ -238,12 +238,12 @@ class StdioTransport:
             self._buffer += chunk
 
     async def _reject_long_line(self) -> None:
-        reason = f"a message is longer than {MAX_LINE_BYTES} bytes"
+        reason = f"a message is longer than {MAX_LINE_BYTES} bytes; send less content, for example fewer images"
         await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(reason).body()})
 
     def _read(self) -> None:
         # Runs in a thread. Unlike reads of sys.stdin, os.read holds no lock that the interpreter needs at exit.
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
+        with contextlib.suppress(RuntimeError):  # raised if the event loop is closed
             chunk = b"-"
             while chunk:
                 try:
@@ -258,4 +258,4 @@ class StdioTransport:
             while view:
                 view = view[os.write(self._output, view) :]
         except OSError as error:
-            raise ConnectionError(f"the client has closed its input: {error.strerror}") from None
+            raise ConnectionError(f"the editor reads no more messages from stdout: {error.strerror}") from None

@@ -92,9 +92,8 @@ class Session:
     async def commit(self, *messages: Message) -> None:
         """Append messages to the history in memory and on disk.
 
-        Do nothing if they are already the last messages.
-
-        If the calling task is canceled, the write is completed first.
+        If the history already ends with exactly these messages, nothing is appended. If the calling task is canceled
+        during the write, the write is completed first.
 
         Raises:
             StoreError: the messages could not be written to disk. The history in memory contains them nevertheless.
@@ -160,7 +159,7 @@ class Session:
         await self._save(chosen)
         remembered = {name: getattr(chosen, name) for name in changes}
         if remembered.get("mode") == "bypassPermissions":
-            del remembered["mode"]  # never saved for the project: the user must choose it in each session
+            del remembered["mode"]  # not saved for the project, because the user must choose this mode in each session
         if remembered:
             await asyncio.to_thread(
                 self.preferences.change, self.cwd, lambda known: msgspec.structs.replace(known, **remembered)
@@ -195,8 +194,8 @@ class Session:
         while self.busy:
             await self.cancel()
         started = time.monotonic()
-        # The work is a task of its own, so that `cancel` can end it without ending the handler of the request, which
-        # still has to answer `cancelled`.
+        # Run the work in a separate task. `cancel` can then cancel the work and not the handler of the request, which
+        # must still send the response `cancelled`.
         self._turn = turn = asyncio.ensure_future(work())
         self._abandoned = abandoned = asyncio.get_running_loop().create_future()
         try:

@@ -161,7 +161,10 @@ class Sessions:
         await asyncio.gather(*(self.close(id) for id in list(self._open)))
 
     def _choices(self, saved: SavedSession) -> tuple[Choices, bool]:
-        """Return the settings of a session that opens, and whether the model is a default."""
+        """Return the choices for a session to open, and whether the model is a default.
+
+        The choices saved in the session take precedence over the project's preferences.
+        """
         remembered = self._preferences.read(saved.head.cwd)
         saved_choices = saved.choices
         model = (saved_choices.model if saved_choices else None) or remembered.model

@@ -1,6 +1,6 @@
 """HTTP connection to an LLM endpoint, and the interface of API formats.
 
-Implementations open no connections.
+An API format only converts requests and responses. `EndpointConnection` sends and receives them.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class ApiFormat(Protocol):
 
 
 def text_of(value: Any) -> str:
-    """In an endpoint's JSON: return the string `value`, or "" for another type.
+    """Return `value` from an endpoint's JSON if it is a string, else an empty string.
 
     Lone surrogates are replaced by U+FFFD.
     """
@@ -82,17 +82,17 @@ def text_of(value: Any) -> str:
 
 
 def count_of(value: Any) -> int:
-    """In an endpoint's JSON: return `value` if it is a positive integer, else 0."""
+    """Return `value` from an endpoint's JSON if it is a positive integer, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def object_of(value: Any) -> Json:
-    """In an endpoint's JSON: return `value` if it is an object, else an empty one."""
+    """Return `value` from an endpoint's JSON if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def list_of(value: Any) -> list[Any]:
-    """In an endpoint's JSON: return `value` if it is a list, else an empty list."""
+    """Return `value` from an endpoint's JSON if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -105,7 +105,7 @@ Larger responses come from broken servers.
 IDLE_SECONDS = 600.0
 """Seconds without a received byte before a request fails.
 
-Gateways may load a model first.
+The limit is long, because a gateway may load the model before it sends the first byte.
 """
 
 _TIMEOUT = httpx2.Timeout(IDLE_SECONDS, connect=10.0)
@@ -248,7 +248,8 @@ class _LimitedStream(httpx2.AsyncByteStream):
 def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
     """Return an HTTP client with the endpoint's headers and a response limit.
 
-    `custom_headers` is the environment variable from which the SDK reads additional headers, which are removed.
+    The SDK adds headers from the environment variable `custom_headers` to each request. The client removes these
+    headers, because only helexa-acp's configuration determines the headers.
     """
     removed = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
     removed += ["openai-organization", "openai-project"]

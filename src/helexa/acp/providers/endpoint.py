@@ -26,7 +26,7 @@ _PATHS: dict[str, WireApi] = {
 
 
 async def probe(endpoint: Endpoint) -> WireApi:
-    """Return the API format of an endpoint: the first one whose route exists.
+    """Return the API format of an endpoint: the first format whose route exists.
 
     Raises:
         ProviderError: the endpoint cannot be reached, or supports none of the API formats.
@@ -126,8 +126,10 @@ class EndpointProvider:
             )
 
     def _rejected_key(self, error: ProviderError, body: Json) -> str | None:
-        """Return the optional key of the request body that the endpoint rejected."""
-        # Return None if the error has another cause, or if the key must not be omitted.
+        """Return the key of `body` that the endpoint rejected and that can be omitted.
+
+        Return None if the error has another cause, or if the rejected key must not be omitted.
+        """
         present = body.keys() | {key for value in body.values() if isinstance(value, dict) for key in value}
         if _TOOLS in present and self.endpoint.tool_calls == "auto" and rejects_tools(error):
             return _TOOLS

@@ -16,7 +16,10 @@ _NOT_FOR_CHAT = {"embedding", "embeddings", "rerank", "moderation", "image", "au
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The properties of a model, as its endpoint lists them; None if unknown."""
+    """The properties of a model, as its endpoint lists them.
+
+    A property is None if it is unknown.
+    """
 
     id: str  # model name in requests
     context: int | None = None  # context size in tokens, for prompt and response together
@@ -87,7 +90,7 @@ class Models:
                 provider = await self._open(name)
                 self._cards[name] = await provider.models()
         except TimeoutError:
-            self._failures[name] = f"{name} did not list its models in time"
+            self._failures[name] = f"{name} did not list its models within {timeout_s:g} s; check that it runs"
         except ProviderError as error:
             self._failures[name] = error.message
         else:
@@ -122,7 +125,8 @@ class Models:
     def parse(self, text: str) -> ModelChoice:
         """Parse a model name that the user wrote as `endpoint:model`.
 
-        The endpoint ends at the first colon. If it is unknown, the whole text is a model of the default endpoint.
+        The endpoint's name ends at the first colon. If no endpoint has this name, the whole text is the name of a model
+        of the default endpoint.
 
         Raises:
             ValueError: the text is empty.
@@ -135,7 +139,7 @@ class Models:
         return ModelChoice(self._default, text)
 
     def selection_error(self, choice: ModelChoice) -> str | None:
-        """Return why the user cannot choose this model, or None if it is possible."""
+        """Return why the user cannot choose this model, or None if the user can."""
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
             return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
@@ -198,7 +202,7 @@ class Models:
 
 async def _open(endpoint: Endpoint) -> Provider:
     """Connect to an endpoint and return its client."""
-    # The modules of the clients are imported in a thread, because the import is slow.
+    # The import of the module is slow, so it runs in a thread and does not block the event loop.
     opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.endpoint")
     return await opening.open_provider(endpoint)
 

@@ -1,6 +1,7 @@
 """OpenAI's API format for chat completions, as many servers implement it.
 
-Servers give all calls the same index or none, omit the ids, or repeat id and name in each delta.
+Servers deviate from OpenAI's format of streamed tool calls. Some give all calls of a response the same index or no
+index. Others omit the call ids, or repeat id and name in each delta.
 """
 
 import json
@@ -40,7 +41,10 @@ class _Call:
     checks: int = 0
 
     def is_complete(self) -> bool:
-        """Return whether the arguments are a whole JSON object; False after many checks."""
+        """Return whether the arguments received so far are a whole JSON object.
+
+        After `_MAX_CHECKS` checks of a call, the result is always False, because each check parses all arguments.
+        """
         self.checks += 1
         if self.checks > _MAX_CHECKS or not self.arguments.rstrip().endswith("}"):
             return False
@@ -53,8 +57,12 @@ class _Call:
 class ChatCalls:
     """Converts the deltas of tool calls in one response to `CallDelta` events.
 
-    A delta begins a new call if its id differs from the id of the call that it would continue. Without an id, it begins
-    a new call if its name differs from the name of this call, or repeats the name after complete arguments.
+    A delta continues the call with the same index. Without an index, it continues the call with the same id, or the
+    last call if it has no id, either. Servers use the same index for several calls, so there are two exceptions:
+
+    * If the delta's id differs from the id of the call with this index, the id decides.
+    * If a delta without an id has another name than the call, or repeats the name after complete arguments, the delta
+      begins a new call.
     """
 
     def __init__(self) -> None:
@@ -118,7 +126,7 @@ _REASONS: dict[FinishReason, tuple[str, ...]] = {
     "refusal": ("content_filter", "refusal", "safety", "sensitive", "recitation", "blocklist", "prohibited_content"),
 }
 _FINISH: dict[str, FinishReason] = {name: reason for reason, names in _REASONS.items() for name in names}
-_NO_REASON = ("", "null", "none")  # some servers send them in each chunk until the end
+_NO_REASON = ("", "null", "none")  # finish reasons that some servers send in each chunk before the last chunk
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_CHARS = 64
 
@@ -218,8 +226,12 @@ class ChatReader:
         yield End(reason, {NAME: extras} if self._reasoning else {})
 
     def _read_reason(self, value: Any, *, replace: bool) -> None:
-        """Store a finish reason; `replace` if output has followed the stored reason."""
-        # The first reason after the last output counts: some servers also send "stop" after it, or in each chunk.
+        """Store the finish reason `value` of a chunk, if the chunk has one.
+
+        A stored reason is replaced only if `replace` is True, because the chunk also contains output. The stored reason
+        then came too early.
+        """
+        # Some servers send "stop" in each chunk. Others send "stop" again after the correct reason.
         name = text_of(object_of(value).get("type") if isinstance(value, dict) else value).strip().lower()
         if name in _NO_REASON or (self._finish is not None and not replace):
             return
@@ -231,7 +243,10 @@ class ChatReader:
         return ProviderError("interrupted", f"{self._endpoint} ended its answer with: {reason}; send the prompt again")
 
     def _rest_of(self, message: Json) -> Json:
-        """Return what MiniMax's final `message` contains beyond its deltas."""
+        """Return the part of MiniMax's final `message` that no delta contained.
+
+        MiniMax streams deltas and then repeats the whole response as one message.
+        """
         rest: Json = {"content": text_of(message.get("content"))[self._answer_chars :]}
         return rest if len(self._calls) else rest | {"tool_calls": message.get("tool_calls")}
 

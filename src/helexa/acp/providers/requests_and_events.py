@@ -14,7 +14,7 @@ ThoughtLevel = Literal["default", "none", "low", "medium", "high"]
 
 
 class ProviderError(Exception):
-    """Raised instead of model events: a request to an endpoint failed."""
+    """A request to an endpoint failed, or the response is incomplete."""
 
     def __init__(
         self, kind: ErrorKind, message: str, *, retry_after: float | None = None, context_limit: int | None = None

@@ -91,7 +91,10 @@ def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCal
 
 
 def _matching_tools(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the tools to whose schema `arguments` fits: all required, none unknown."""
+    """Yield the names of the tools for which `arguments` could be meant.
+
+    `arguments` has all required arguments of such a tool and no unknown argument.
+    """
     keys = arguments.keys()
     for name, schema in schemas.items():
         if keys and set(schema.get("required", ())) <= keys <= _properties(schema).keys():

@@ -81,8 +81,8 @@ class MarkerParser:
     """
 
     def __init__(self, *, fences: bool) -> None:
-        # Whether a tool call in a fenced code block is treated as text. Set it for models with native tool calls,
-        # because they write a call in a code block only as an example.
+        # Whether a tool call in a fenced code block is treated as text. This is True for models with native tool calls,
+        # because such a model writes a call in a code block only as an example.
         self._fences = fences
         self._fenced = False
         self._state = _State.START
@@ -90,7 +90,10 @@ class MarkerParser:
         self._body: list[str] = []  # parts of the unfinished call
 
     def feed(self, text: str) -> list[Segment]:
-        """Parse the next chunk of text and return the segments that are known."""
+        """Parse the next chunk of text and return the segments that end in the chunk.
+
+        Text and reasoning are returned in pieces, before their end. Tool calls are returned whole.
+        """
         self._pending += text
         return list(self._segments())
 

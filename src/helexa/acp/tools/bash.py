@@ -58,7 +58,10 @@ class Bash(BuiltIn):
         return (Text(fenced(folder + shown_whole(arguments["command"]))),)
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the effect of the call: it runs a command line, possibly a vetted one."""
+        """Return the effect of the call, which tells whether the command line is vetted.
+
+        A vetted command line is known to only read files.
+        """
         command, boundary = arguments["command"], context.boundary
         folder = boundary.resolve(arguments["cwd"])
         return Runs(command, folder.path, vetted_command(command, folder.real, boundary))

@@ -59,7 +59,9 @@ _FILES = frozenset(
     ]
 )
 _SUFFIXES = (".pth", ".code-workspace")
-_FILES_IF_NEW = frozenset(  # users run these files by habit; guarded only if new, because most projects have them
+# Files that users run by habit, for example with `make`. They are guarded only if they are new. Most projects have such
+# files, so a question before each edit of an existing file would be too frequent.
+_FILES_IF_NEW = frozenset(
     [
         *("gnumakefile", "makefile", "justfile", ".justfile", "taskfile.yml", "taskfile.yaml", "rakefile", "tasks.py"),
         *("package.json", "gulpfile.js", "gruntfile.js", "conftest.py", "setup.py", "noxfile.py", "build.rs"),
@@ -69,9 +71,9 @@ _FILES_IF_NEW = frozenset(  # users run these files by habit; guarded only if ne
 
 
 def is_guarded(path: PurePath, *, new: bool = False) -> bool:
-    """Return whether a program may later run the file at `path`, or obey its text.
+    """Return whether the file at `path` may later run code, or instruct an agent.
 
-    `new` is True if the file does not exist yet: a new `Makefile` would run at the user's next `make`.
+    `new` is True if the file does not exist yet. For example, the user's next `make` would run a new `Makefile`.
     """
     parts = [part.lower() for part in path.parts]
     if not parts:
@@ -203,19 +205,20 @@ class Boundary:
                     real,
                     folder / below,
                     guarded=own or is_guarded(below, new=not os.path.lexists(real)),
-                    secret=own or is_secret(below) or is_secret(self._written(text)),  # `.env` can be a link
+                    # `.env` can be a link to a file with another name, so the path before the resolution counts, too.
+                    secret=own or is_secret(below) or is_secret(self._written(text)),
                     folder=folder,
                 )
         allowed = ", ".join(str(folder) for folder in self.folders)
         raise OutOfBounds(f"{text} is outside of this session's folders; use paths in {allowed}")
 
     def _written(self, text: str) -> Path:
-        """Return the path as written, relative to the session's folder, links unresolved."""
+        """Return the path `text` relative to the session's folder, with links unresolved."""
         path = Path(os.path.normpath(self.cwd / text))
         for folder in (folder for pair in self._folders for folder in pair):
             if path.is_relative_to(folder):
                 return path.relative_to(folder)
-        return Path(path.name)  # a link outside of the session's folders leads into them
+        return Path(path.name)  # a link outside of the session's folders, which leads into one of the folders
 
     def brief(self, path: Path) -> str:
         """Return a path for display, relative to the working directory if below it."""

@@ -11,7 +11,7 @@ _INVISIBLE = re.compile(  # `isprintable` is True for them: fillers, variation s
 
 
 def printable(text: str) -> str:
-    """Return the text of an excerpt with escape sequences for unprintable characters."""
+    """Return the text with escape sequences in place of unprintable characters."""
     # Spaces of other widths and the joiners of emoji and scripts are harmless.
     return "".join(
         character if character.isprintable() or character in _HARMLESS else _escaped(character) for character in text
@@ -19,9 +19,9 @@ def printable(text: str) -> str:
 
 
 def shown_whole(text: str) -> str:
-    """Return the whole text to show, with escapes for invisible characters."""
-    # Unlike `printable`, this also replaces joiners, variation selectors, fillers, and all spaces but U+0020, because
-    # the user decides about the text.
+    """Return the whole text with escape sequences in place of invisible characters."""
+    # Unlike `printable`, this function also replaces joiners, variation selectors, fillers, and all spaces but U+0020.
+    # The user decides from the shown text whether a call may run, so no character may be hidden.
     return "".join(
         character
         if character in "\n\t" or (character.isprintable() and not _INVISIBLE.match(character))
@@ -55,7 +55,10 @@ def _extends(character: str) -> bool:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return an excerpt: the first `max_bytes` bytes, and a note on the rest, if any."""
+    """Return the first `max_bytes` bytes of a text.
+
+    If bytes are omitted, a note with their number follows.
+    """
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()

@@ -71,7 +71,10 @@ def _change_diff(path: Path, old: str | None, new: str) -> Diff:
 
 
 def _change_preview(path: Path, old: str | None, new: str) -> tuple[CardContent, ...]:
-    """Return the preview of a change: invisible characters, and the diff."""
+    """Return the preview of a change: the diff, after a warning if necessary.
+
+    The warning lists the new lines that contain invisible characters.
+    """
     old_lines = frozenset((old or "").split("\n"))
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(new.split("\n"), 1) if line not in old_lines]
     hidden = [f"line {number}: {visible}" for number, line in lines if (visible := shown_whole(line)) != line]
@@ -118,7 +121,8 @@ def _nearest(text: str, old: str) -> str:
     first = next((line for line in old.splitlines() if line.strip()), "")
     matches = get_close_matches(first, lines[:_COMPARED_LINES], n=1)
     return (
-        f"; the line most similar to its first line is line {lines.index(matches[0]) + 1}: {clipped(matches[0], 200)}"
+        f"; most similar to the first line of old_text is line {lines.index(matches[0]) + 1}: "
+        f"{clipped(matches[0], 200)}"
         if matches
         else ""
     )

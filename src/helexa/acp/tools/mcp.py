@@ -87,7 +87,7 @@ async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["McpCon
 class McpConnection:
     """The connection of one session to one MCP server."""
 
-    # The connection runs in a task of its own, because the package `mcp` requires this.
+    # A separate task opens and closes the connection, because the package `mcp` requires the same task for both.
     def __init__(self, server: McpServer, cwd: Path) -> None:
         self.name = server.name  # name of the server, as the editor specified it
         self.tools: list[mcp_types.Tool] = []  # tools of the server. The list is empty before `open` is called.

@@ -14,7 +14,7 @@ from helexa.acp.tools.tool_and_effects import Act, Calls, Fetches, Reads, Runs, 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A set of tool calls that a permission allows or rejects, as `git status *`."""
+    """A set of tool calls to which one decision of the user applies."""
 
     tool: str  # name of the tool, for example `bash`
     # Which calls of the tool are in the set, for example `git status *`, or a folder for `edit_file`. An empty subject
@@ -124,7 +124,7 @@ def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruli
             allowed = False
     answers = [ruling(scope) for scope in scopes]
     if False in answers:
-        return Denied("The user always rejects this. Do not try it again; ask what to do instead.")
+        return Denied("The user has chosen to always reject this call. Do not repeat it; ask what to do instead.")
     if allowed or mode == "bypassPermissions" or True in answers:
         return Allowed()
     return AskUser(offers)
@@ -134,8 +134,8 @@ def _edit_scopes(target: ResolvedPath) -> tuple[tuple[Scope, ...], tuple[Offer, 
     """Return the scopes that contain an edit of `target`, and the scopes to offer.
 
     The scopes are the edits in each parent folder and the edits of the file. For a file that may run code later or
-    contains secrets (see `is_guarded` and `is_secret`), only the edits of the file are returned. Edits of a whole
-    session folder are never saved.
+    contains secrets (see `is_guarded` and `is_secret`), the only scope is the edits of the file. An "always allow" for
+    edits in a whole session folder is offered for the session, but not as a saved decision.
     """
     file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
     if target.guarded or target.secret:

@@ -47,7 +47,8 @@ def _files_below(folder: Path) -> Iterator[str]:
 
 
 def _walk(folder: Path, rules: _Rules, passed_over: frozenset[str]) -> Iterator[str]:
-    pending: list[tuple[str, _Rules | None]] = [("", rules)]  # relative paths; None for a file
+    # relative paths; for a folder with the rules of the folders above, for a file with None
+    pending: list[tuple[str, _Rules | None]] = [("", rules)]
     while pending:
         path, rules_above = pending.pop()
         if rules_above is None:
@@ -164,7 +165,7 @@ def find(request: Search) -> SearchResults:
         flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
         expression = re.compile(request.text, flags) if request.text is not None else None
     except (re.error, RecursionError, OverflowError) as error:
-        return SearchResults(error=f"The pattern is not a regular expression: {error}")
+        return SearchResults(error=f"The pattern is not a regular expression: {error}; escape special characters")
     try:
         files = GitIgnoreSpec.from_lines(braces_expanded(request.files)) if request.files is not None else None
     except ValueError as error:
@@ -190,7 +191,7 @@ def find(request: Search) -> SearchResults:
 
 
 def braces_expanded(pattern: str) -> list[str]:
-    """Return glob patterns without braces that together match the same as `pattern`.
+    """Return glob patterns without braces that together match the files of `pattern`.
 
     For example, `*.{js,ts}` is expanded to `*.js` and `*.ts`.
     """

@@ -101,7 +101,10 @@ Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
 
 
 class Tool(Protocol):
-    """A tool that the model can call. `check` returns the arguments for other methods."""
+    """A tool that the model can call.
+
+    Callers pass the model's arguments to `check`, and the arguments that `check` returns to the other methods.
+    """
 
     @property
     def name(self) -> str:

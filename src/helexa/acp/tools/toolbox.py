@@ -62,7 +62,7 @@ def _progress(tasks: list[dict[str, Any]]) -> str:
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
     """Return the built-in tools and the tools of the session's MCP servers."""
-    # MCP servers that cannot be started or reached within a time limit are left out.
+    # If an MCP server cannot be started or reached within a time limit, its tools are left out.
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
         from helexa.acp.tools.web import Fetch

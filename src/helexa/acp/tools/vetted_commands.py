@@ -1,11 +1,13 @@
-"""Vetted command lines only read, and the tool `bash` runs them without asking.
-
-git runs programs that a configuration names, for example to filter or compare files. The agent's tools write into
-`.git` only with the user's permission, but a configuration can lie elsewhere, or can name files that lie elsewhere.
+"""Vetted command lines, which are known to only read files.
 
 If the user chooses "always allow" for a vetted line, the permission applies to all vetted lines with the same command.
-For any other line, the permission applies to exactly that line in the same session. A command line is vetted if all of
-the following conditions hold:
+For any other line, the permission applies to exactly that line in the same session.
+
+git needs special care, because it runs programs that its configuration names, for example to filter or compare files.
+The agent's tools write into `.git` only with the user's permission, but git can also read a configuration from another
+place, and a configuration can name files in other places.
+
+A command line is vetted if all of the following conditions hold:
 
 1. Each word of the line matches `_WORD`. So the line contains no quote, variable, pattern, substitution, redirection,
    pipe or second command, and the shell passes each word to the command unchanged.
@@ -41,7 +43,7 @@ _SETTINGS = {
     "safe.bareRepository": "explicit",
 }
 HARDENED = {
-    "GIT_OPTIONAL_LOCKS": "0",  # `git status` writes no index, which would run a hook
+    "GIT_OPTIONAL_LOCKS": "0",  # keeps `git status` from writing the index, because a write would run a hook
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
     **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_SETTINGS)},
@@ -53,8 +55,12 @@ The commands show files that usually contain secrets as binary files, without th
 """
 
 _MAX_SHOWN_BYTES = 1 << 16
-_GITLINK = b"\0\0\xe0\0"  # mode of a submodule in the index. Other data with these bytes only leads to a question.
-_NOT_READ = frozenset(["hooks", "lfs"])  # entries of `.git`, large or often links, that hardened commands do not read
+# Mode of a submodule in the index. Other data can contain these bytes by chance. The line then is not vetted, so the
+# user is asked.
+_GITLINK = b"\0\0\xe0\0"
+# Entries of `.git` that git commands with the environment `HARDENED` do not read. They are not searched for links,
+# because they are large or are often links themselves.
+_NOT_READ = frozenset(["hooks", "lfs"])
 _HEADER = re.compile(r'\[\s*([A-Za-z0-9.-]+)\s*(?:"(?:[^"\\]|\\.)*")?\s*\]')
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9-]*)\s*(=|$)")
 _HARMLESS_SECTIONS = re.compile(r"advice|branch|color|column|commit|fetch|gc|init|pull|push|rebase|status|tag|user")
@@ -153,7 +159,8 @@ def _is_harmless(config: bytes) -> bool:
 
 
 _WORD = re.compile(r"(?:[A-Za-z0-9_./:@%+,^-]|(?<=[A-Za-z0-9])[=~])+")
-_OBJECT_ID = re.compile(r"(^|\.\.|\^|-g)[0-9A-Fa-f]{4,}($|\.\.|[\^~:@])")  # `a-1-gID`, too, names an object
+# `-g`: git also accepts `TAG-COUNT-gID`, the output of `git describe`, as the name of an object.
+_OBJECT_ID = re.compile(r"(^|\.\.|\^|-g)[0-9A-Fa-f]{4,}($|\.\.|[\^~:@])")
 _NUMBER = r"-n?\d+|-n"
 _DIFF = (
     r"-[pubwMCR]+|-U\d+|--unified=\d+|--(stat|shortstat|numstat|dirstat|summary|name-only|name-status|patch|no-patch"
@@ -245,7 +252,10 @@ def _is_of_session(folder: str, boundary: Boundary) -> bool:
 
 
 def _may_be_object(word: str, name: str) -> bool:
-    """Return whether a word of a git command can name an object of unknown path."""
+    """Return whether a word of a git command can name an object whose path is unknown.
+
+    Without the path, the object cannot be recognized as a file with secrets.
+    """
     return name.startswith("git ") and (_OBJECT_ID.search(word) is not None or (":" in word and name != "git show"))
 
 

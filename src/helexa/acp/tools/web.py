@@ -36,7 +36,7 @@ class Page:
 
 
 def parse_url(url: str) -> URL:
-    """Return the URL of a web page without its fragment (`#...`), checked.
+    """Check the URL of a web page and return it without its fragment (`#...`).
 
     Raises:
         ToolError: the URL is not an http(s) URL, or contains credentials.

@@ -39,7 +39,7 @@ async def test_edit_preserves_file_mode_and_line_endings(workplace: Any) -> None
     [
         ("b = 1", "occurs 2 times in the file, at lines 2, 4"),
         ("b  =  1\nc = 2", "line 2 differs only in white space:\n    b = 1\n    c = 2"),
-        ("    c = 3\nelse", "the line most similar to its first line is line 3:     c = 2"),
+        ("    c = 3\nelse", "most similar to the first line of old_text is line 3:     c = 2"),
         ("nothing like it at all", "old_text is not in the file"),
         ("", "old_text is empty"),
         ("same", "old_text and new_text are the same"),
