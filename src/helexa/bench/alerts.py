@@ -63,7 +63,7 @@ def alerts(
 
     None matches every value.
 
-    Only the newest `limit` alerts are read and then filtered, so fewer may be returned.
+    The newest `limit` alerts are read first and then filtered, so the result may have fewer than `limit` alerts.
     """
     tables = archive.tables
     alert_rows = [
@@ -97,7 +97,7 @@ Key = tuple[ConfigurationIds, str]
 
 @dataclass(slots=True)
 class ReviewResult:
-    """The result of a review for alerts: the newest builds against earlier ones.
+    """The result of a review, which compares the newest builds with earlier builds.
 
     Attributes:
         suspected: number of changes that need more samples before they are confirmed or dismissed.
@@ -279,7 +279,7 @@ class AlertMonitor:
 def payload(alert: Alert) -> dict[str, Any]:
     """Return the JSON body of the webhook request for `alert`.
 
-    Its field `text` is one sentence for chat services.
+    The field `text` describes the alert in one sentence, as chat services display it.
     """
     change = (alert.ratio - 1) * 100
     return {

@@ -1,4 +1,4 @@
-"""The queries of the API, with path, parameters and function, and their thread."""
+"""The queries of the API, and the thread that runs the queries."""
 
 import asyncio
 import difflib

@@ -21,7 +21,7 @@ LogFormat = Annotated[Literal["text", "json"], Parameter()]
 
 
 def database(db: Path | None, config: Path | None) -> Path:
-    """Return the database path of a command: `db`, else that of the configuration.
+    """Return the database path: `db` if given, else the path in the configuration.
 
     Args:
         db: path from the command line, or None.

@@ -46,7 +46,7 @@ class TargetError(HelexaError):
 
 @dataclass(frozen=True, slots=True)
 class RejectedParameters:
-    """The parameters that clients no longer send to a model, which has rejected them.
+    """The parameters that each model has rejected. Later requests do not send them.
 
     All clients of the server share this object.
     """

@@ -93,7 +93,7 @@ class ObjectivesSection(config.Section):
 
 
 class AgenticSection(config.Section):
-    """The section `[scenarios.agentic]`: conversations like coding agents'.
+    """The section `[scenarios.agentic]`: conversations that imitate coding agents.
 
     A turn is one request of a conversation.
     """

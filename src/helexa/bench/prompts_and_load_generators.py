@@ -1,4 +1,7 @@
-"""Prompts, and load generators: closed loop (concurrency) and open loop (times)."""
+"""Prompts and load generators.
+
+A closed loop keeps a fixed number of requests in flight. An open loop sends requests at fixed times.
+"""
 
 import asyncio
 import math
@@ -111,7 +114,7 @@ def sample_seed(seed: int, *names: object) -> int:
 class Clock:
     """A monotonic clock to measure durations, and a calendar clock to date samples.
 
-    Tests replace it.
+    Tests pass another clock in place of this class.
     """
 
     def now(self) -> float:
@@ -134,8 +137,8 @@ Its argument is the time at which the request is scheduled, or None.
 """
 Arrivals = Literal["poisson", "constant"]
 _MAX_IN_FLIGHT = 2048
-_LOOK_AFTER = 20  # number of arrivals; fewer show no trend
-_SURE = 3.3  # standard errors of a slope; about one false alarm in a thousand tests
+_LOOK_AFTER = 20  # minimum number of values from which a trend is computed
+_SURE = 3.3  # a slope counts as a trend from this number of standard errors on; wrong in about 1 of 1000 tests
 _SHED_SHARE = 0.05
 _LATER = 1.5
 _STUCK_SHARE = 0.2  # growth of the number of requests in flight, per arrival

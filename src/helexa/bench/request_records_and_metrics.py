@@ -103,7 +103,7 @@ class RequestRecord:
 P99_MIN_SAMPLES = 100
 """Smallest number of values for a 99th percentile.
 
-With fewer values, it would equal the maximum.
+With fewer values, the percentile would always lie between the two largest values.
 """
 
 MIN_DECODE_WINDOW_S = 0.2

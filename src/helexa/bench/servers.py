@@ -84,7 +84,8 @@ class NeuronTarget:
         version = await self._calls.get("/version")
         if not isinstance(version, dict):
             raise TargetError(
-                f"{self._calls.endpoint}/version does not answer as a neuron does; set the kind of the target"
+                f"{self._calls.endpoint}/version does not answer like a helexa node (neuron); correct the target's "
+                "endpoint or kind"
             )
         payload = await self._calls.get_or_none("/discovery")
         discovery = None if payload is None else _parsed(Discovery, payload, self._calls.endpoint)
@@ -95,7 +96,8 @@ class NeuronTarget:
         entries = await self._calls.get("/models")
         if not isinstance(entries, list):
             raise TargetError(
-                f"{self._calls.endpoint}/models does not answer as a neuron does; set the kind of the target"
+                f"{self._calls.endpoint}/models does not answer like a helexa node (neuron); correct the target's "
+                "endpoint or kind"
             )
         infos = [_parsed(ModelInfo, entry, self._calls.endpoint) for entry in entries if _is_loaded(entry)]
         return [_served_by_node(info) for info in infos if info.servable is None or info.servable.ok]

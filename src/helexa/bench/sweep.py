@@ -157,7 +157,7 @@ class Sweep:
         return self.report
 
     async def _target(self, connection: Connection, scenarios: list[Scenario]) -> None:
-        for _ in range(_MOST_RESTARTS):  # a target that restarts all the time must not hold up the others
+        for _ in range(_MOST_RESTARTS):  # limited, because a target that keeps restarting must not delay other targets
             try:
                 await self._models(connection, scenarios)
                 return
@@ -189,7 +189,7 @@ class Sweep:
     ) -> bool:
         """Take the missing samples of `configuration`.
 
-        Return whether the server was saturated in one of its samples.
+        Return whether the server was saturated in at least one sample of the configuration.
         """
         count, wanted = self._store.count(configuration), self._wanted(configuration)
         if count.good >= wanted:
@@ -213,7 +213,7 @@ class Sweep:
         """Store a sample, unless the target has changed since its start."""
         try:
             same = await connection.server.identity() == identity
-        except TargetError:  # a target that broke under the load is a valid result
+        except TargetError:  # The load may have broken the target, so the sample is stored.
             self._record(configuration, sample)
             raise
         if not same:

@@ -188,9 +188,10 @@ def _medians(rows: np.ndarray) -> np.ndarray:
 # Penalty of a segment, in units of scatter times log(series length). BIC uses 1. A higher penalty avoids false change
 # points.
 _PENALTY = 3.0
-# Smaller scatter is coincidence, for example equal medians of two builds.
+# Lower bound of the estimated scatter. The estimate can be too small by chance, for example if the medians of two
+# builds are equal.
 _LEAST_SCALE = 0.005
-# Lower bound for logarithms.
+# Smaller values are raised to this value, because 0 has no logarithm.
 _LEAST_VALUE = 1e-6
 # Ratio of the median absolute difference of two normal values to the mean absolute deviation of one value.
 _NEIGHBORS = 1.196

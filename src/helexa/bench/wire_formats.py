@@ -54,12 +54,12 @@ class ApiFormat(Protocol):
 
 
 def number(value: object) -> int | None:
-    """In a wire format: return `value` if it is a non-negative integer, else None."""
+    """Return `value` from a server's JSON if it is an integer from 0 on, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
 def seconds(milliseconds: object) -> float | None:
-    """In a wire format: convert milliseconds to seconds.
+    """Convert milliseconds from a server's JSON to seconds.
 
     Return None if `milliseconds` is not a valid duration.
     """
@@ -69,18 +69,18 @@ def seconds(milliseconds: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """In a wire format: return `value` if it is a string, else an empty string."""
+    """Return `value` from a server's JSON if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """In a wire format: return `value` if it is a dict, else an empty dict."""
+    """Return `value` from a server's JSON if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def error_text(error: object) -> str:
-    """In a wire format: return the message of an error, at most 500 characters."""
-    return (text(error) or text(mapping(error).get("message")) or "the stream carries an error")[:500]
+    """Return the message of an error from a server's JSON, at most 500 characters."""
+    return (text(error) or text(mapping(error).get("message")) or "the server sent an error without a message")[:500]
 
 
 _OPENAI_SUBSTITUTES: Substitutes = {

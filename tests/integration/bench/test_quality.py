@@ -218,10 +218,10 @@ def test_generated_image_of_9_mib_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [
-        (image_body(b"GIF89a"), 200, "the answer is no PNG image"),
-        ({"data": [{"b64_json": "%%%"}]}, 200, "the answer is no PNG image"),
-        ({"data": []}, 200, "the answer is no PNG image"),
-        ({"data": [{"url": "http://x"}]}, 200, "the answer is no PNG image"),
+        (image_body(b"GIF89a"), 200, "the answer contains no PNG image in base64; see the server's log"),
+        ({"data": [{"b64_json": "%%%"}]}, 200, "the answer contains no PNG image in base64; see the server's log"),
+        ({"data": []}, 200, "the answer contains no PNG image in base64; see the server's log"),
+        ({"data": [{"url": "http://x"}]}, 200, "the answer contains no PNG image in base64; see the server's log"),
         ({"error": "out of memory"}, 500, "HTTP 500"),
     ],
 )

@@ -172,7 +172,10 @@ def test_cancel_scenario_reports_a_request_that_is_not_released(monkeypatch: pyt
     node = ScriptedNode([streamed_script(0.5, 100, 0.1)])
     node.release_delay = 5.0
     outcome = outcome_of(node, Cancel(50, 100))
-    assert (outcome.error, outcome.columns) == ("still in flight 0.1 s after the disconnect", {})
+    assert (outcome.error, outcome.columns) == (
+        "the request is still in flight 0.1 s after the disconnect; see the server's log",
+        {},
+    )
 
 
 @pytest.mark.parametrize(

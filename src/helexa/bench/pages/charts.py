@@ -149,7 +149,7 @@ def pareto(capacities: Sequence[Capacity]) -> Chart:
 def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
     """Return a chart that shows how a rate depends on the context length.
 
-    It has one line for each of `scalings`.
+    The chart has one line for each of `scalings`.
 
     Args:
         column: `prefill_tps` or `decode_tps`.

@@ -22,7 +22,7 @@ _MOST_BUILDS = 60
 
 
 def overview(archive: Archive, query: Query) -> Context:
-    """Overview page: a card per target, a table of models and scenarios."""
+    """Return the variables of the overview page: targets and their newest results."""
     rows = summary(archive)
     raised = alerts.alerts(archive, state="confirmed")
     by_target: dict[str, list[SummaryRow]] = {}
@@ -64,7 +64,7 @@ def _title(target: TargetRow, labels: Mapping[str, int]) -> str:
 
 
 def trends(archive: Archive, query: Query) -> Context:
-    """Trends page: one metric over all builds."""
+    """Return the variables of the trends page: one metric over all builds."""
     configuration = _first_configuration(archive, query, ("target", "model", "scenario"))
     if configuration is None:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
@@ -83,7 +83,10 @@ def trends(archive: Archive, query: Query) -> Context:
 
 
 def run_list(archive: Archive, query: Query) -> Context:
-    """Runs page: up to 100 samples that match the filters, newest first."""
+    """Return the variables of the runs page: samples that match the filters.
+
+    The page has up to 100 samples, newest first.
+    """
     offset = query["offset"]
     listed = runs_and_scores.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
     return {
@@ -95,7 +98,7 @@ def run_list(archive: Archive, query: Query) -> Context:
 
 
 def run(archive: Archive, query: Query) -> Context:
-    """Page of one sample: metrics, timeline of requests, GPU utilization."""
+    """Return the variables of the page of one sample, with metrics and requests."""
     detail = runs_and_scores.run(archive, query["id"])
     return {
         "detail": detail,
@@ -108,9 +111,9 @@ def run(archive: Archive, query: Query) -> Context:
 
 
 def compare(archive: Archive, query: Query) -> Context:
-    """Comparison page: two builds or targets.
+    """Return the variables of the comparison page: two builds or targets.
 
-    If the query names neither side, the two newest builds are compared.
+    If the query names neither `a` nor `b`, the two newest builds are compared.
     """
     a, b = query["a"], query["b"]
     if not a and not b:
@@ -140,7 +143,7 @@ def compare(archive: Archive, query: Query) -> Context:
 
 
 def _sides(archive: Archive) -> list[dict[str, Any]]:
-    """Return the sides that a comparison offers: newest builds, then targets.
+    """Return the sides that the comparison page offers: newest builds, then targets.
 
     Each group has a `title` and `options`, which are pairs of a side as text and its description.
     """
@@ -186,7 +189,7 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
 
 
 def loads(archive: Archive, query: Query) -> Context:
-    """Capacity page: latency and throughput at each load."""
+    """Return the variables of the capacity page: results at each load."""
     configuration = _first_configuration(archive, query, ("target", "model"), capacity_and_scaling.LOAD_KINDS)
     capacities = capacity_and_scaling.capacity(archive, **configuration) if configuration else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
@@ -201,7 +204,7 @@ def loads(archive: Archive, query: Query) -> Context:
 
 
 def context(archive: Archive, query: Query) -> Context:
-    """Context page: prefill and decode rates by context length."""
+    """Return the variables of the context page: rates by context length."""
     configuration = _first_configuration(archive, query, ("target", "model"), capacity_and_scaling.CONTEXT_KINDS)
     scalings = capacity_and_scaling.scaling(archive, **configuration) if configuration else []
     return {
@@ -212,7 +215,7 @@ def context(archive: Archive, query: Query) -> Context:
 
 
 def swap(archive: Archive, query: Query) -> Context:
-    """Loading page: times to unload and load models."""
+    """Return the variables of the loading page: times to unload and load models."""
     swap_rows = swaps(archive, target=query["target"], model=query["model"])
     return {
         "chosen": query,
@@ -222,7 +225,7 @@ def swap(archive: Archive, query: Query) -> Context:
 
 
 def worth(archive: Archive, query: Query) -> Context:
-    """Quality page: scores of checks, and responses to probes."""
+    """Return the variables of the quality page: scores and responses."""
     where = {"target": query["target"], "model": query["model"]}
     return {
         "chosen": query,
@@ -232,13 +235,13 @@ def worth(archive: Archive, query: Query) -> Context:
 
 
 def alert_list(archive: Archive, query: Query) -> Context:
-    """Alerts page: alerts that match the filters, newest first."""
+    """Return the variables of the alerts page: matching alerts, newest first."""
     alert_rows = alerts.alerts(archive, target=query["target"], model=query["model"], state=query["state"], limit=200)
     return {"chosen": query, "alerts": alert_rows}
 
 
 def method(_archive: Archive, _query: Query) -> Context:
-    """Method page: definitions of metrics, and constants of comparisons."""
+    """Return the variables of the method page: metrics, and comparison rules."""
     return {
         "metrics": METRICS.values(),
         "rule": verdicts_and_change_points,
@@ -258,7 +261,7 @@ def _first_configuration(
         archive: the result database.
         query: query parameters. None matches every value.
         parts: keys of the result, among `target`, `model` and `scenario`.
-        kinds: kinds of scenarios to consider. If empty, all are considered.
+        kinds: kinds of scenarios to consider. If empty, all kinds are considered.
 
     Returns:
         The value of each of `parts`, or None if nothing has been measured.

@@ -37,18 +37,18 @@ class DimensionTables:
 
 
 def gpu_label(gpus: list[dict[str, Any]]) -> str:
-    """Return the accelerators of an archived host as text, as `2× RTX 5090 + H100`."""
+    """Return the accelerators of a host as text, for example `2× RTX 5090 + H100`."""
     counts = Counter(str(gpu["name"]).removeprefix("NVIDIA GeForce ").removeprefix("NVIDIA ") for gpu in gpus)
     return " + ".join(name if count == 1 else f"{count}× {name}" for name, count in counts.items())
 
 
 def hardware_label(host: HostRow) -> str:
-    """Return the accelerators of an archived host as text, or else its CPU."""
+    """Return the accelerators of a host as text, or its CPU if it has none."""
     return gpu_label(host.gpus) or host.cpu
 
 
 def _build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
-    """Return a unique display name of each archived build: commit or version.
+    """Return a unique display name of each build: its commit or version.
 
     Several builds may have the same commit or version, but different libraries, uncommitted changes or engines. To make
     their names unique, a short hash is appended.
@@ -75,7 +75,7 @@ T = TypeVar("T")
 class Archive:
     """The result database, opened for reading, with caches of query results.
 
-    Only one thread at a time may use it.
+    Only one thread at a time may use an archive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,9 +111,10 @@ class Archive:
         return _remembered(self._answers, _MOST_ANSWERS, key, find)
 
     def keep(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find()`, cached under `key` for ever.
+        """Return the result of `find()`, and cache it under `key` without expiry.
 
-        In contrast to `answer`, the cached result is also used after another process has written to the database.
+        In contrast to `answer`, the cached result is also used after another process has written to the database. If
+        the cache is full, the least recently used result is removed.
         """
         return _remembered(self._permanent, _MOST_PERMANENT, key, find)
 

@@ -103,7 +103,7 @@ def knee(points: list[CapacityPoint]) -> float | None:
     limit = KNEE_FACTOR * points[0].ttft_p95_s
     load_at_knee: float | None = None
     for point in points:
-        # The first overloaded load ends the search: a later good one would be chance.
+        # The search ends at the first overloaded load. If a higher load does not look overloaded, the cause is chance.
         if point.reject_rate or point.ttft_p95_s is None or point.ttft_p95_s > limit:
             break
         load_at_knee = point.load
@@ -204,7 +204,7 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def _ladder_kind(result: LatestResult) -> str:
-    """Return the kind of scaling, by rates, that a configuration measures.
+    """Return which kind of scaling with the context length a result measures.
 
     The kinds are `cold` (no prefix cache hit), `warm` (prefix cache hit) and `decode` (decoding after a cached
     context).

@@ -120,7 +120,8 @@ def compare(
 
 
 def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[MetricComparison]:
-    # If a side names a target, the targets are what is compared, so they cannot be part of the key.
+    # If a side names a target, the two sides may have different targets. The keys by which samples of both sides are
+    # matched then must not contain the target.
     apart = a.target is None and b.target is None
     left, right = (_samples(archive, side, model, metrics, apart) for side in (a, b))
     tables = archive.tables
@@ -225,7 +226,7 @@ def _samples_of_build(
         configuration = ConfigurationIds(*(row[name] for name in ConfigurationIds._fields))
         where = archive.tables.targets[configuration.target_id].name if apart else ""
         entry = samples.setdefault((where, row["model"], row["scenario"]), _Samples(configuration, []))
-        # The newest row decides, because rows are sorted by time. Samples of several configurations are not mixed.
+        # The newest row is first and determines the configuration. Rows of other configurations are skipped.
         if entry.configuration == configuration:
             entry.rows.append(row)
     return samples

@@ -101,7 +101,7 @@ def latest(
         archive: the result database.
         target: name of the only target to return, or None for all.
         model: name of the only model to return, or None for all.
-        kinds: kinds of scenarios to return. If empty, all are returned.
+        kinds: kinds of scenarios to return. If empty, all kinds are returned.
     """
     tables = archive.tables
     configurations = [

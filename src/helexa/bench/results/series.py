@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark in a series: hardware, configuration or parameters changed there."""
+    """A change of hardware, model configuration or parameters within a series."""
 
     at_ms: int
     kind: str
@@ -198,11 +198,11 @@ def judged(
 def known_level(
     archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
 ) -> int:
-    """Return the index of the series' last build with a confirmed change, or 0."""
+    """Return the index in `history` of the last build with a confirmed change, or 0."""
     changes = archive.answer("confirmed", lambda: _confirmed(archive))
     for place in range(len(history) - 1, -1, -1):
         one = history[place]
-        # A scenario whose parameters changed has several ids. An alert under any of them ends the old level.
+        # A scenario whose parameters changed has several ids. A confirmed alert with any of these ids counts.
         if any((target_id, one.host_id, one.build_id, one.model_id, id, metric) in changes for id in scenario_ids):
             return place
     return 0

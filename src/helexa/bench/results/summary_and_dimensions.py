@@ -23,7 +23,7 @@ HEADLINES = {
 }
 """Main metric by kind of scenario.
 
-For other kinds, it is the decode rate of one user.
+For other kinds, the main metric is the decode rate of one user.
 """
 _RECENT_BUILDS = 20
 

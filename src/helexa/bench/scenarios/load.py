@@ -184,7 +184,8 @@ class Agentic(Scenario):
         }
 
     def _tokens(self) -> tuple[int, int]:
-        turn = 1.2 * self.tool_tokens + self.max_tokens  # 1.2: mean / median of the lognormal sizes, and markup
+        # The mean of the lognormal sizes is 1.13 times their median. 1.2 also accounts for markup.
+        turn = 1.2 * self.tool_tokens + self.max_tokens
         return self.system_tokens + math.ceil(turn * self.turns), self.max_tokens
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
@@ -196,7 +197,8 @@ class Agentic(Scenario):
                 for number in range(self.conversations)
             ]
         records = sorted((record for task in tasks for record in task.result()), key=lambda record: record.sent)
-        # Any failure makes the sample invalid: without the longest requests, the sample would look too fast.
+        # A conversation ends at its first failure, so its later and longer requests are missing. Without them, the
+        # sample would look too fast. Therefore any failure makes the sample invalid.
         return Outcome(records, error=first_failure(records), columns={"concurrency": self.conversations})
 
     async def _converse(self, subject: Subject, system: Turn, seed: str) -> list[RequestRecord]:

@@ -257,7 +257,7 @@ class Image(Scenario):
             error = str(target_error)
         ended = now()
         if error is None and not _is_png(answer):
-            error = "the answer is no PNG image"
+            error = "the answer contains no PNG image in base64; see the server's log"
         record = RequestRecord(sent, sent, ended, "error" if error else "ok", error=error)
         usage = answer.get("usage") if isinstance(answer, dict) else None
         return Outcome([record], error=error, columns={"e2e_s": ended - sent}, extra={"image_usage": usage})

@@ -40,7 +40,7 @@ class Single(Scenario):
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Send one request.
 
-        If `cache` is `warm`, put its prefix into the prefix cache before.
+        If `cache` is `warm`, an earlier request first puts the beginning of the prompt into the prefix cache.
         """
         if self.cache == "warm":
             return await _warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
@@ -72,7 +72,7 @@ class DecodeAtDepth(Scenario):
 
 
 async def _warm_request(subject: Subject, seed: int, prompt_tokens: int, max_tokens: int) -> Outcome:
-    """Fill the prefix cache with a prefix, then measure a request with it."""
+    """Put a prefix into the prefix cache, then measure a request with this prefix."""
     prompts = subject.prompts(seed)
     prefix = prompts.prefix(prompt_tokens)
     priming = await subject.client.ask(PromptRequest(subject.model.name, prompts.warm(prefix), max_tokens=1))
@@ -126,7 +126,11 @@ class Cancel(Scenario):
         now = subject.clock.now
         while await control.in_flight(name):
             if now() - record.ended > _MAX_RELEASE_SECS:
-                return Outcome([record], error=f"still in flight {_MAX_RELEASE_SECS:g} s after the disconnect")
+                return Outcome(
+                    [record],
+                    error=f"the request is still in flight {_MAX_RELEASE_SECS:g} s after the disconnect; "
+                    "see the server's log",
+                )
             await subject.clock.sleep_until(now() + _POLL_SECS)
         return Outcome([record], columns={"release_s": now() - record.ended})
 

@@ -1,4 +1,4 @@
-"""The SQLite database of measurements. One process writes.
+"""The SQLite database of measurements.
 
-Any number of processes read.
+Only one process at a time takes measurements. Any number of processes can read the database meanwhile.
 """

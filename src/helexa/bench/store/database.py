@@ -153,7 +153,7 @@ def _open_reader(path: Path) -> sqlite3.Connection:
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # two processes may start concurrently
+    connection.execute("BEGIN IMMEDIATE")  # locks the database, so that only one of two starting processes creates it
     version = _version(connection)
     if not version:
         script = resources.files("helexa.bench.store").joinpath("schema.sql").read_text("utf-8")

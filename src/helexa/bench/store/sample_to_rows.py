@@ -21,9 +21,9 @@ _LONGEST_US = 2**32 - 1
 
 
 def pack(moments: Sequence[float]) -> bytes | None:
-    """For a row, encode ascending times in seconds since the request was sent.
+    """Encode the arrival times of a request's chunks for the column `chunks`.
 
-    Return None if there are no times.
+    The times are ascending, in seconds since the request was sent. Return None if there are no times.
     """
     if not moments:
         return None
@@ -113,8 +113,8 @@ def _median(values: Iterable[float]) -> float | None:
 def _highest(readings: list[Reading]) -> dict[str, float | None]:
     """Return the highest value of each telemetry column during a sample.
 
-    With several devices, the memory of all devices at the same time is added. Utilization and temperature
-    are not added: the highest value of any device is used.
+    With several devices, the memory of all devices at the same time is added up. Utilization and temperature are those
+    of the device with the highest value.
     """
     moments: dict[float, list[Reading]] = {}
     for reading in readings:

@@ -1,4 +1,6 @@
--- Times are UTC epoch milliseconds (`_ms` of a moment) or durations in seconds (`_s`). Every table has a natural key.
+-- Columns that end with `_ms` are times in UTC epoch milliseconds. Columns that end with `_s` are durations in seconds.
+-- Every table has a natural key: columns with a UNIQUE or PRIMARY KEY constraint that identify the same row in any
+-- database.
 
 CREATE TABLE build (
     id INTEGER PRIMARY KEY,
@@ -69,7 +71,7 @@ CREATE TABLE run (
     started_ms INTEGER NOT NULL,
     duration_s REAL NOT NULL,
     bench_version TEXT NOT NULL,
-    seed INTEGER, -- of prompts and arrival times
+    seed INTEGER, -- random seed of prompts and arrival times
     ok INTEGER NOT NULL CHECK (ok IN (0, 1)),
     error TEXT,
     estimated INTEGER NOT NULL DEFAULT 0 CHECK (estimated IN (0, 1)), -- tokens were counted by chunks
@@ -92,17 +94,17 @@ CREATE TABLE run (
     e2e_s REAL,
     e2e_p95_s REAL,
     output_tps_user REAL,
-    output_tps REAL, -- of all requests together
+    output_tps REAL, -- total of all requests
     prefill_tps REAL,
     prefill_s REAL, -- reported by the server
     decode_s REAL, -- reported by the server
     queue_s REAL,
     goodput_rps REAL,
-    goodput_share REAL, -- of all sent requests, 0 to 1
+    goodput_share REAL, -- share of all sent requests that met all latency objectives, 0 to 1
     unload_s REAL,
     load_s REAL,
     release_s REAL, -- from the disconnect until the server released the request
-    score REAL, -- of automatic checks, 0 to 1; scores that users set are in the table `score`
+    score REAL, -- score of automatic checks, 0 to 1. Scores that users set are in the table `score`.
     vram_used_mb INTEGER,
     gpu_util_pct REAL,
     gpu_temp_c REAL,
@@ -137,7 +139,7 @@ CREATE TABLE request (
     completion_tokens INTEGER,
     reasoning_tokens INTEGER,
     estimated INTEGER NOT NULL DEFAULT 0,
-    chunks BLOB, -- arrival times, see columns.pack
+    chunks BLOB, -- encoded arrival times of the chunks; see `pack` in sample_to_rows.py
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 

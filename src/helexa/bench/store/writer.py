@@ -1,6 +1,6 @@
 """Writes measurements to the database, each sample in one transaction.
 
-Samples and their percentiles are not deleted.
+Old requests and readings can be deleted (see `prune`). Samples and their percentiles are kept.
 """
 
 import json
@@ -124,7 +124,7 @@ class Store:
         if added:
             if requests := list(request_rows(run_id, sample)):
                 connection.executemany(_insert("request", requests[0]), requests)
-            # OR IGNORE: a target that lists a device twice must not cost the sample.
+            # OR IGNORE: if a target lists a device twice, drop the second reading. An error would lose the sample.
             if readings := [{"run_id": run_id, **asdict(reading)} for reading in sample.readings]:
                 connection.executemany(_insert("telemetry", readings[0], "OR IGNORE"), readings)
         return run_id, added
@@ -139,7 +139,7 @@ class Store:
         """
         with self.transaction() as connection:
             if connection.execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone() is None:
-                raise StoreError(f"no run has the id {run_id}; `helexa-bench report --capability` shows them")
+                raise StoreError(f"no run has the id {run_id}; `helexa-bench report --capability` shows the ids")
             connection.execute(
                 "INSERT INTO score (run_id, scorer, score, at_ms) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (run_id, scorer) DO UPDATE SET score = excluded.score, at_ms = excluded.at_ms",

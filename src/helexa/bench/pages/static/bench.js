@@ -1,5 +1,6 @@
-// What pages can do beyond links and forms: draw their charts, keep a theme, and move by keys.
-// A chart's data stands beside it, and in the table below it for whoever cannot see it drawn.
+// Scripts of the pages: they draw charts, switch the color theme, choose table columns and handle keyboard shortcuts.
+// Without this file, links, forms and tables still work. A chart reads its data from a <script> in the same <figure>.
+// For users who cannot see the chart, a table on the page contains the same numbers.
 
 const root = document.documentElement;
 const drawn = new Map();
@@ -84,7 +85,7 @@ function marks(plot, spec, ink, font) {
   const { ctx, bbox } = plot, scale = devicePixelRatio;
   ctx.save();
   ctx.font = font.replace("11px", `${11 * scale}px`);
-  const ends = []; // of the labels in each row: one that would cover another goes a row below
+  const ends = []; // x position at which the last label of each row ends; a label that would overlap moves one row down
   for (const mark of spec.marks ?? []) {
     const at = Math.round(plot.valToPos(mark.x, "x", true));
     ctx.strokeStyle = ctx.fillStyle = mark.state ? color(mark.state === "regressed" ? "--worse" : "--better") : ink;
@@ -196,7 +197,8 @@ function chooseColumns() {
   });
 }
 
-// Keys, outside of fields: / to the filters, g and a page's number to that page.
+// Keyboard shortcuts, which are disabled in form fields: "/" moves the focus to the filters, and "g" followed by the
+// number of a page opens the page.
 let going = false;
 addEventListener("keydown", (event) => {
   if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
