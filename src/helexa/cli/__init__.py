@@ -89,7 +89,7 @@ def main() -> NoReturn:
 
 def _run(tokens: list[str]) -> int | None:
     if tokens in ([], ["--help"], ["-h"]):
-        app.help_format = "plaintext"  # Markdown takes 80 modules, and the list of commands has none
+        app.help_format = "plaintext"  # The list of commands has no Markdown, whose renderer would import 80 modules.
     if tokens[:1] in (["serve"], ["up"], ["node"]):
         tokens = complete_flags(tokens)
     try:
@@ -97,5 +97,5 @@ def _run(tokens: list[str]) -> int | None:
     except UnknownOptionError as error:
         if error.token.value != "-":
             raise
-    # Stdin is read in any case, so a `-` argument for stdin can be removed.
+    # `-` means stdin in many programs. The commands read piped stdin anyway, so the argument `-` can be removed.
     return call(app, [word for place, word in enumerate(tokens) if word != "-" or tokens[place - 1] == "--prompts"])

@@ -72,7 +72,7 @@ class Conversation:
                 self._turns.pop()
 
     def take_back(self) -> Content | None:
-        """Remove the last user message and its response. Return its content.
+        """Remove the last user message and its response, and return the message's content.
 
         Return None if the conversation has no user message.
         """
@@ -170,10 +170,13 @@ def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
 
 
 def _has_input(seconds: float = 1) -> bool:
-    """Wait for text or the end of stdin, which some job runners leave open."""
+    """Wait at most `seconds` for stdin. Return whether it has text or has ended.
+
+    Some job runners leave stdin open without ever writing to it.
+    """
     try:
         return bool(select.select([sys.stdin], [], [], seconds)[0])
-    except (OSError, ValueError):  # stdin is no file
+    except (OSError, ValueError):  # stdin has no file descriptor that `select` can check
         return True
 
 

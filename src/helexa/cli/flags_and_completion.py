@@ -99,7 +99,7 @@ class TargetFlags:
     def location(self, model: str | None) -> ModelLocation:
         """Return a `ModelLocation` for `model` and these options.
 
-        It tells the library where to run which model.
+        A `ModelLocation` tells the library which model to run, and on which server or private engine.
         """
         return ModelLocation(
             model,

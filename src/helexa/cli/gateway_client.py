@@ -142,7 +142,7 @@ class Gateway:
         Raises:
             CommandError: the gateway is unreachable, rejects the request, or is not a helexa gateway.
         """
-        from pydantic import TypeAdapter, ValidationError  # slow, and most commands need no reports
+        from pydantic import TypeAdapter, ValidationError  # slow to import, and most commands need no reports
 
         from helexa.core.node_reports import NodeReport
 

@@ -184,7 +184,7 @@ class LocalConfig:
 def _lan_address() -> str | None:
     """Return the address from which this machine sends packets to other networks.
 
-    Nothing is sent.
+    The function only connects a UDP socket, which sends no packets.
     """
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -202,7 +202,8 @@ def _tables(name: str, tables: Iterable[Mapping[str, str | None]]) -> str:
 
 
 def _keys(table: Mapping[str, str | float | None]) -> str:
-    # JSON strings and numbers are valid TOML, except for surrogate pair escapes.
+    # JSON strings and numbers are valid TOML, except for strings with escaped surrogate pairs. `ensure_ascii=False`
+    # avoids these escapes.
     return "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items() if value is not None
     )

@@ -19,7 +19,8 @@ from helexa.neuron.config import read_config
 from helexa.neuron.sources.downloaded_models import DownloadedModel, downloaded_models
 from helexa.neuron.sources.hubs_and_sources import local_model as model_at
 
-_FASTEST_READ_GB = 5.5  # a CPU generates only a few tokens/s if each token reads more
+# Maximum GB of weights that each token reads. A CPU generates models with more only at a few tokens per second.
+_FASTEST_READ_GB = 5.5
 
 
 @dataclass(frozen=True)

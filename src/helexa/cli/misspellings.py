@@ -126,7 +126,7 @@ OTHER_OPTIONS = {
 }
 """Options of Ollama, vLLM and llama.cpp, and what to do instead."""
 
-_NEAR = 0.8  # lower ratios suggest `node` for `unload`
+_NEAR = 0.8  # minimum similarity of a suggested command; with a lower value, `node` would be suggested for `unload`
 
 
 def usage_message(error: CycloptsError) -> str:

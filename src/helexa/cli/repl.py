@@ -77,7 +77,7 @@ class ChatCommands:
         name, _, argument = line.partition(" ")
         command = self._commands.get(name)
         if command is None:
-            raise CommandError(f"unknown command {name}; /help lists them")
+            raise CommandError(f"unknown command {name}; /help lists the commands")
         command(argument.strip())
 
     def _clear(self, _: str) -> None:
@@ -255,7 +255,7 @@ class Repl:
 class _LineEditing:
     """A context manager for line editing, completion and a history file.
 
-    If Python was built without readline, it does nothing.
+    If Python was built without readline, the context manager does nothing.
     """
 
     def __init__(self, candidates: list[str]) -> None:

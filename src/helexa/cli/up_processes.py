@@ -85,7 +85,7 @@ class Child:
         self.log = log  # path of the file with the process's stdout and stderr
         self._shown = self._begin = log.stat().st_size if log.exists() else 0
         program = [sys.executable, "-P", "-m", module, *arguments]
-        with log.open("ab") as file:  # appending lets `limit_size` truncate the file
+        with log.open("ab") as file:  # append mode, so that writing continues at the start after `limit_size` truncates
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", exec_with_parent.__file__, str(os.getpid()), *program],
                 stdin=subprocess.DEVNULL,
@@ -151,7 +151,7 @@ _TAIL_LINES = 8
 class Stack:
     """The server processes of one `helexa up`.
 
-    The end of the `with` block stops them in the order of their start.
+    The end of the `with` block stops the servers in the order of their start.
     """
 
     def __init__(self, environ: dict[str, str], verbose: bool) -> None:
@@ -180,7 +180,7 @@ class Stack:
     def watch(self, seconds: float | None = None) -> bool:
         """Wait until a signal arrives, at most `seconds`.
 
-        None means a duration that is good for an idle stack.
+        If `seconds` is None, wait at most 0.2 s if the logs are copied to stderr, else 30 s.
 
         Return False if a stop signal such as Ctrl-C arrived, else True.
 

@@ -30,9 +30,8 @@ _STOP_SECONDS = 90.0
 def _state_path(*names: str) -> Path:
     """Return the path of the state folder of `helexa up`, or of its subfolder `names`.
 
-    It may not exist.
-
-    The folder is `$XDG_STATE_HOME/helexa`, or `~/.local/state/helexa` if the variable is not set.
+    The folder is `$XDG_STATE_HOME/helexa`, or `~/.local/state/helexa` if the variable is not set. The folder may be
+    missing.
     """
     base = os.environ.get("XDG_STATE_HOME")
     folder = Path(base) if base and Path(base).is_absolute() else Path.home() / ".local" / "state"
@@ -78,7 +77,7 @@ def write_private(path: Path, text: str) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError:
-        path.unlink(missing_ok=True)  # a part of a key or of a configuration would be taken for the whole
+        path.unlink(missing_ok=True)  # Readers would mistake a part of a key or of a configuration for the whole.
         raise
 
 
@@ -87,7 +86,7 @@ _SHORTEST = 8
 
 
 def configured_key(option: str | None, file: Path | None, environ: Mapping[str, str]) -> str | None:
-    """Return the API key of `helexa up`: of the option, file or variable, or None.
+    """Return the API key of `helexa up` from the option, file or variable, or None.
 
     Raises:
         CommandError: both option and file are given, the file cannot be read, or the key is invalid.
@@ -224,7 +223,7 @@ class RunningUp:
         """Stop the command like Ctrl-C, and wait until its servers have ended.
 
         Raises:
-            CommandError: it has not ended after `_STOP_SECONDS`.
+            CommandError: the command has not ended after `_STOP_SECONDS`.
         """
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
@@ -244,8 +243,9 @@ def recorded(folder: Path, url: str) -> Iterator[None]:
     with writing_to(folder):
         write_private(path, json.dumps({"url": url, "pid": os.getpid(), "system": _system()}))
     with path.open("r+b") as file:  # writable, because NFS requires this for an exclusive lock
-        with suppress(OSError):  # a file system without locks; the process id then decides
-            fcntl.flock(file, fcntl.LOCK_EX)  # other commands hold the lock for microseconds, when they look at it
+        with suppress(OSError):  # The file system has no locks. `_is_held` then checks the process id.
+            # This call waits for microseconds at most, because other commands release the lock right after their check.
+            fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
@@ -289,10 +289,12 @@ def local_gateway(url: str | None) -> Gateway:
 
 
 def only_running(port: int | None) -> RunningUp:
-    """Return the `helexa up` on this machine, or the one with the port `port`.
+    """Return the running `helexa up` of this user with the port `port`.
+
+    If `port` is None, return the only running `helexa up`.
 
     Raises:
-        CommandError: there is none, or there are several.
+        CommandError: no `helexa up` runs, or `port` is None and several run.
     """
     found = [up for up in running_ups() if port in (None, up.port)]
     if not found:

@@ -28,7 +28,7 @@ _MEDIA_TYPES = {
 
 
 class Assets:
-    """The files of the folders `static` of packages, by relative path.
+    """The files in the folder `static` of each package, by relative path.
 
     A file of a later package replaces a file with the same path of an earlier package.
     """

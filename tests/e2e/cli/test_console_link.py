@@ -32,7 +32,7 @@ def test_console_command_makes_a_sign_in_link_with_the_key_in_the_environment_va
 @pytest.mark.parametrize(
     ("links", "message"),
     [
-        (True, "helexa: {url} needs an admin's key; set HELEXA_API_KEY to one of its cortex.toml\n"),
+        (True, "helexa: {url} needs an admin's key; set HELEXA_API_KEY to an admin's key in cortex.toml\n"),
         (
             False,
             "helexa: {url} accepts no sign-in links: the console must be enabled, an admin's key must be in its "

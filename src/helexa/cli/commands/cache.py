@@ -17,7 +17,7 @@ from helexa.core.model_names import bare_id, typed_source
 from helexa.neuron.cache_folder import SavedFiles, delete_saved, packed_weights, saved_prompts
 
 _HEADINGS = ("MODEL", "KIND", "SIZE", "LAST USED")
-_CLEAR_SECONDS = 70.0  # a node waits a minute for its engine
+_CLEAR_SECONDS = 70.0  # timeout of the request; longer than the minute for which the node waits for its engine
 
 
 def cache(*models: ModelName, clear: Annotated[bool, Parameter(negative="")] = False, as_json: AsJson = False) -> None:

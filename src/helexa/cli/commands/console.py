@@ -17,7 +17,8 @@ def console(*, url: str | None = None) -> None:
     Args:
         url: Gateway of the console, else HELEXA_BASE_URL, else that of the `helexa up` on this machine.
     """
-    gateway = Gateway(local_gateway(url).url)  # no key yet: the server may be no gateway
+    # The first request is sent without the API key, because another program, not a gateway, may listen at the URL.
+    gateway = Gateway(local_gateway(url).url)
     session = gateway.get("/api/session")
     if not isinstance(session, dict) or not session.get("links"):
         raise CommandError(
@@ -26,6 +27,6 @@ def console(*, url: str | None = None) -> None:
         )
     key = key_of_local_gateway(gateway.url) or os.environ.get("HELEXA_API_KEY")
     if not key:
-        raise CommandError(f"{gateway.url} needs an admin's key; set HELEXA_API_KEY to one of its cortex.toml")
+        raise CommandError(f"{gateway.url} needs an admin's key; set HELEXA_API_KEY to an admin's key in cortex.toml")
     print(sign_in_url(gateway.url, key), flush=True)
     note(f"the link works once, for {LIFETIME_SECS // 60} minutes, in a browser on this machine")

@@ -110,7 +110,7 @@ def _readiness(server: Gateway, deadline: float) -> Check:
         try:
             reason = server.unready_reason(_remaining(deadline)) or _loading(server)
         except CommandError as error:
-            # Something answers, but it is no server of helexa or rejects the key: waiting would not help.
+            # Another program answers, or the server rejects the API key. Waiting would not help in these cases.
             if error.exit_code == 1:
                 raise
             failure = error

@@ -147,7 +147,7 @@ def _file_of(prompts: str) -> Iterator[Path]:
         yield Path(prompts)
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "stdin")  # the file name appears in errors
+        path = Path(folder, "stdin")  # error messages about a prompt name this file
         with path.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
         yield path
@@ -225,11 +225,11 @@ def generate(
         ask = Ask(sampling, system, AnswerSchema.from_schema(_schema(schema)), think)
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
-        raise CommandError("--output and --parallel need --prompts", USAGE)
+        raise CommandError("--output and --parallel need --prompts; add --prompts FILE, or leave them out", USAGE)
     options["images"] = image
     text = prompt_text(prompt, file or ())
     for one in image or ():
-        image_part(one)  # fails before the model is downloaded
+        image_part(one)  # Raise an error for an invalid image now, before a model is downloaded.
     ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
     form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"
     answers = print_answers(ready, text, options, n=n, form=form, stream=not no_stream)

@@ -44,13 +44,16 @@ def rm(
         if form is not None and (folder, None) in chosen:
             continue
         if form is not None and len(cached.forms) == 1:
-            form = None  # only small files of the repository would remain
+            form = None  # Remove the whole model: without its only quantization, only small files would remain.
         _remove(cached, form, dry_run=dry_run, yes=yes, quiet=quiet)
     return 0
 
 
 def _remove(cached: DownloadedModel, form: str | None, *, dry_run: bool, yes: bool, quiet: bool) -> None:
-    """Remove a model or a quantization, unloaded first, or print the plan."""
+    """Unload and remove a model or one of its quantizations.
+
+    If `dry_run` is True, print what would be done.
+    """
     description = _described(cached, form)
     obstacle = cached.obstacle(form)
     holders = _holders(cached, form) if obstacle is not None else []

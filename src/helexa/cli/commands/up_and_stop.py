@@ -152,7 +152,8 @@ def up(
     folders = [f"--models-dir={models.expanduser().absolute()}" for models in models_dir or ()]
     for line in engine.notes():
         note(line)
-    # The record is removed last: `helexa stop` waits for it, so that the ports are free when it returns.
+    # `recorded` removes its file after the servers have ended. `helexa stop` waits for this removal, so that the ports
+    # are free when it returns.
     with recorded(folder, config.gateway_url), Stack(config.environment(os.environ), verbose) as stack:
         stack.start("helexa.neuron", ["--config", str(neuron), *engine.arguments(), *folders], log_file["node"])
         stack.start("helexa.cortex", ["serve", "--config", str(cortex)], log_file["gateway"])
@@ -196,7 +197,8 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
             _check_deadline(deadline, neuron)
             progress.show("starting")
             continue
-        deadline = time.monotonic() + _LISTEN_SECONDS  # a loading node may miss a poll on a busy machine
+        # Extend the deadline at each response, because a loading node on a busy machine may leave a poll unanswered.
+        deadline = time.monotonic() + _LISTEN_SECONDS
         if activation.state == "ready":
             if not activation.completed:
                 raise CommandError(
@@ -291,9 +293,8 @@ Logs are in {logs} (`{_command()} logs -f` shows them); Ctrl-C or `{_command()} 
 def _console(url: str, key: str) -> str:
     """Return the address of the console.
 
-    On a terminal, the address is a link that signs the browser in.
-
-    A file or a service's journal keeps its lines, and others may read it before a user opens the link.
+    On a terminal, the address is a link that signs the browser in. If stdout is a file or a service's journal, no link
+    is returned, because other users could read the link there and use it first.
     """
     renew = f"`{_command()} console{'' if url == DEFAULT_URL else f' --url {url}'}`"
     if not sys.stdout.isatty():

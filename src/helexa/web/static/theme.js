@@ -1,10 +1,12 @@
-// Before the first paint: apply the theme that the user chose last. Other scripts change it with `window.helexaTheme`.
+// This script runs before the first paint and applies the theme that the user chose last. Other scripts change the theme
+// with `window.helexaTheme`.
 const root = document.documentElement;
 const storage = () => {
   try {
     return window.localStorage;
   } catch {
-    return null; // blocked, as in some private modes: the choice lasts until the page is left
+    // The browser blocks the storage, for example in a private window. The choice then lasts until the user leaves the page.
+    return null;
   }
 };
 const stored = storage()?.getItem("theme");
@@ -14,7 +16,7 @@ const remember = (theme) => {
   try {
     storage()?.setItem("theme", theme);
   } catch {
-    /* full */
+    /* The storage is full. */
   }
 };
 
@@ -22,7 +24,7 @@ window.helexaTheme = {
   get current() {
     return root.dataset.theme ?? "auto";
   },
-  // Change to the next theme of: as the system, light, dark.
+  // Switch to the next theme in the order auto (as the system), light, dark. Return the new theme.
   next() {
     const chosen = { auto: "light", light: "dark", dark: "auto" }[this.current];
     if (chosen === "auto") {
