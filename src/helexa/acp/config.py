@@ -139,7 +139,7 @@ def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin}: {error}") from None
+        raise ConfigError(f"{origin}: invalid TOML: {error}; correct the syntax") from None
     _check_keys(tree, _File, origin, "")
     tables = tree.get("endpoints")
     for index, table in enumerate(tables if isinstance(tables, list) else ()):
@@ -147,7 +147,7 @@ def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
     try:
         file = msgspec.convert(tree, _File)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}: {str(error).replace('$.', '')}") from None
+        raise ConfigError(f"{origin}: {str(error).replace('$.', '')}; correct the value") from None
     if file.max_rounds < 1:
         raise ConfigError(f"{origin}: max_rounds is {file.max_rounds}; it must be at least 1")
     if not file.endpoints:

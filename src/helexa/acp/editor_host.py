@@ -61,7 +61,7 @@ class ClientHost:
         response = await self._request("fs/read_text_file", {"path": str(path), **line_range}, _USER_SECONDS)
         text = _text(response, "content")
         if len(text) > MAX_FILE_BYTES:
-            raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; look at parts of it with a command")
+            raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; read parts of it with a shell command")
         return text
 
     async def read_bytes(self, path: Path) -> bytes:
@@ -178,5 +178,5 @@ class _ClientTimeout(HostError):
 def _text(response: dict[str, Any], name: str) -> str:
     text = response.get(name)
     if not isinstance(text, str):
-        raise HostError(f"the editor's response has no {name}; try another way, or ask the user to update the editor")
+        raise HostError(f"the editor's response has no {name}; use another tool, or ask the user to update the editor")
     return text

@@ -212,7 +212,7 @@ def check_size(path: Path) -> None:
     """
     with suppress(OSError):
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; look at parts of it with a command")
+            raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; read parts of it with a shell command")
 
 
 class _Output:
@@ -286,10 +286,10 @@ def _read_bytes(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise HostError(f"{path} cannot be read: {_reason(error)}; list_dir or glob finds files") from error
+        raise HostError(f"{path} cannot be read: {_reason(error)}; find files with list_dir or glob") from error
     with open(descriptor, "rb") as file:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise HostError(f"{path} is not a file; name a file")
+            raise HostError(f"{path} is not a file but a folder, pipe or device; name a regular file")
         check_size(path)
         return file.read(MAX_FILE_BYTES)
 
@@ -297,7 +297,7 @@ def _read_bytes(path: Path) -> bytes:
 def _read(path: Path, line: int | None, limit: int | None) -> str:
     data = _read_bytes(path)
     if b"\0" in data:
-        raise HostError(f"{path} is not text: it has NUL bytes; look at it with a command")
+        raise HostError(f"{path} is not text: it has NUL bytes; read it with a shell command such as `od -c`")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -318,7 +318,7 @@ def _write(path: Path, text: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:  # noqa: PTH123
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostError(f"{path} is not a file; name a file")
+                raise HostError(f"{path} is not a file but a pipe or device; name a regular file")
             file.truncate()
             file.write(data)
     except (OSError, ValueError) as error:  # ValueError: lone surrogate

@@ -74,7 +74,7 @@ class Preferences:
                 _replace(self.path(cwd), msgspec.json.format(msgspec.json.encode(project)))
                 return project
         except OSError as error:
-            logger.warning("preferences not saved error=%r", str(error))
+            logger.warning("preferences not saved error=%r; new sessions use the former preferences", str(error))
             return change(self.read(cwd))
 
     def grant(self, cwd: str, grant: Grant) -> Project:

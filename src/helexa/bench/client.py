@@ -204,7 +204,7 @@ class Client:
             at = now()
             size += len(data)
             if size > _MAX_ANSWER_BYTES:
-                raise StreamError(f"the answer is over {_MAX_ANSWER_BYTES} bytes")
+                raise StreamError(f"the answer has more than {_MAX_ANSWER_BYTES} bytes; lower max_tokens")
             for event in parser.feed(data):
                 kind = self.api_format.take(event, record)
                 if kind is not None:
@@ -213,7 +213,7 @@ class Client:
                     record.status = "cancelled"
                     return
         if not record.is_complete and record.finish_reason is None:
-            raise StreamError("the stream ended before the answer did")
+            raise StreamError("the stream ended before the answer was complete; see the server's log")
 
 
 @asynccontextmanager
@@ -321,5 +321,5 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MAX_BYTES:
-            raise ValueError(f"the answer is over {_MAX_BYTES} bytes")
+            raise ValueError(f"the answer has more than {_MAX_BYTES} bytes; check the endpoint")
     return b"".join(parts)

@@ -194,7 +194,7 @@ class BenchConfig(config.Section):
         names = [target.name for target in self.targets]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two targets are named '{name}'; give each a name of its own")
+                raise ValueError(f"two targets are named '{name}'; rename one of them")
         return self
 
 

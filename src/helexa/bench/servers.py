@@ -201,7 +201,10 @@ def _parsed(kind: type[RecordT], value: object, endpoint: str) -> RecordT:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise TargetError(f"{endpoint}: {kind.__name__.lower()}.{where}: {first['msg']}") from None
+        raise TargetError(
+            f"{endpoint} sent an invalid {kind.__name__.lower()}: {where}: {first['msg']}; "
+            "update helexa-bench or the node"
+        ) from None
 
 
 _MAX_MODELS = 256

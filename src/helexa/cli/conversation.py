@@ -158,7 +158,7 @@ def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
     parts = [prompt or "", *map(_content, files)]
     if not sys.stdin.isatty():
         if (prompt or files) and not _has_input():
-            note("waiting for the end of the text on stdin; for no such text, add </dev/null")
+            note("waiting for stdin to end; if no text is piped in, add </dev/null")
         parts.append(_bounded(sys.stdin.read(_MOST_CHARACTERS + 1), "the text piped in"))
     elif prompt is None and not files:
         note("type the prompt; Ctrl-D on a line of its own ends it")

@@ -34,7 +34,7 @@ class Gateway:
             url_parts = urlsplit(self.url)
             self._host, self._port = url_parts.hostname, url_parts.port
         except ValueError as error:
-            raise CommandError(f"'{url}' is not a URL: {error}", USAGE) from None
+            raise CommandError(f"'{url}' is not a URL: {error}; write it like {DEFAULT_URL}", USAGE) from None
         if url_parts.scheme not in ("http", "https") or not self._host:
             raise CommandError(f"'{url}' is not a URL; write it like {DEFAULT_URL}", USAGE)
         self._connection = HTTPSConnection if url_parts.scheme == "https" else HTTPConnection

@@ -239,7 +239,7 @@ def check_ports(host: str, ports: dict[str, int]) -> None:
             ) from None
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                text = f"cannot listen on {address} port {port}: {error.strerror}"
+                text = f"cannot listen on {address} port {port}: {error.strerror}; choose another host or another port"
                 raise CommandError(text, CONFIG) from None
             taken.append(option)
     if taken:

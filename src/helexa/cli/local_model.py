@@ -106,7 +106,7 @@ def downloaded_model(name: str) -> tuple[DownloadedModel, str | None]:
         if colon and model.answers_to(base_name):
             return model, _form(model, tag)
     near = suggestion(typed, [model.name for model in models])
-    hint = near or "`helexa list` has those that are, `helexa pull` fetches others"
+    hint = near or "`helexa list` lists the downloaded models, `helexa pull` downloads others"
     raise CommandError(f"model '{printable(typed)}' is not on this machine; {hint}", MODEL_NOT_FOUND)
 
 

@@ -108,9 +108,12 @@ def configured_key(option: str | None, file: Path | None, environ: Mapping[str, 
 
 def _checked(text: str, name: str) -> str:
     if not (text.isascii() and text.isprintable() and " " not in text):
-        raise CommandError(f"{name} must be printable ASCII without blanks", USAGE)
+        raise CommandError(f"{name} must be printable ASCII without blanks; choose another key", USAGE)
     if not _SHORTEST <= len(text) <= MAX_SECRET_BYTES:
-        raise CommandError(f"{name} must have {_SHORTEST} to {MAX_SECRET_BYTES} characters", USAGE)
+        raise CommandError(
+            f"{name} must have {_SHORTEST} to {MAX_SECRET_BYTES} characters, but has {len(text)}; choose another key",
+            USAGE,
+        )
     return text
 
 

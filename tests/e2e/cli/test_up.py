@@ -401,9 +401,9 @@ def test_gateway_also_listens_at_ollamas_port_with_option_ollama(tmp_path, host,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--api-key", ""], "--api-key must have 8 to 512 characters"),
-        (["--api-key", "any"], "--api-key must have 8 to 512 characters"),
-        (["--api-key", "geheimnis-ü"], "--api-key must be printable ASCII without blanks"),
+        (["--api-key", ""], "--api-key must have 8 to 512 characters, but has 0; choose another key"),
+        (["--api-key", "any"], "--api-key must have 8 to 512 characters, but has 3; choose another key"),
+        (["--api-key", "geheimnis-ü"], "--api-key must be printable ASCII without blanks; choose another key"),
         (
             ["--api-key", "long-enough", "--insecure"],
             "--insecure starts the gateway without a key, but --api-key, --api-key-file or HELEXA_UP_API_KEY "

@@ -251,7 +251,7 @@ def test_measures_of_a_messages_stream_are_exact() -> None:
         (Script(status=503, body={"error": "busy"}), "rejected", "HTTP 503: busy"),
         (Script(status=400, body={"error": {"message": "no"}}), "error", "HTTP 400: no"),
         (Script([Step(0.5, [delta_chunk("a")])], disconnects=True), "incomplete", "Client"),
-        (Script([Step(0.5, [delta_chunk("a")])]), "incomplete", "ended before the answer did"),
+        (Script([Step(0.5, [delta_chunk("a")])]), "incomplete", "ended before the answer was complete"),
         (Script([Step(0.5, [delta_chunk("a")]), Step(0, ["{"])]), "incomplete", "not JSON"),
         (Script([Step(0.5, [delta_chunk("a"), {"error": {"message": "fault"}}])]), "incomplete", "fault"),
         (Script([Step(0.5, [delta_chunk("a")]), Step(99, [DONE])]), "timeout", "after 10 s"),

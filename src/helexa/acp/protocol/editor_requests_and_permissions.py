@@ -53,7 +53,9 @@ class EditorClient:
         except ConnectionError:
             raise HostError("the editor has disconnected") from None
         except Exception as error:  # RequestError of the SDK with the client's message
-            raise HostError(f"the editor rejected {method}: {str(error)[:500]}") from error
+            raise HostError(
+                f"the editor rejected {method}: {str(error)[:500]}; correct the arguments, or use another tool"
+            ) from error
         if response is None:
             return {}
         if not isinstance(response, dict):

@@ -100,7 +100,9 @@ class Sessions:
         except (OSError, StoreError) as error:
             raise internal_error(f"the session cannot be read: {error}; start a new session") from None
         if saved.unreadable_lines:
-            logger.warning("unreadable lines in the session log session=%s lines=%d", id, saved.unreadable_lines)
+            logger.warning(
+                "unreadable lines in the session log session=%s lines=%d; they were skipped", id, saved.unreadable_lines
+            )
         choices, assumed = self._choices(saved)
         session = await self._add(saved, session_log, choices, folders, servers)
         session.assumed = assumed
@@ -235,13 +237,16 @@ class Sessions:
             return
         idle = next((id for id, session in self._open.items() if not session.busy), None)
         if idle is None:
-            raise RpcError(-32603, f"{MAX_OPEN_SESSIONS} sessions are running a turn; close a session first")
+            raise RpcError(
+                -32603,
+                f"all {MAX_OPEN_SESSIONS} sessions that can be open are busy with a prompt; close a session first",
+            )
         await self.close(idle)
 
 
 def _folders(cwd: str, directories: Sequence[str]) -> tuple[Path, ...]:
     if len(directories) > MAX_DIRECTORIES:
-        raise invalid_params(f"{len(directories)} additional directories; at most {MAX_DIRECTORIES} are possible")
+        raise invalid_params(f"{len(directories)} additional directories are too many; send at most {MAX_DIRECTORIES}")
     return tuple(dict.fromkeys(_folder(path) for path in (cwd, *directories)))
 
 
@@ -249,7 +254,7 @@ def _folder(text: str) -> Path:
     try:
         path = Path(text)
         if not path.is_absolute():
-            raise invalid_params(f"{text[:200]!r} must be an absolute path")
+            raise invalid_params(f"{text[:200]!r} is not an absolute path; send a path such as '/home/me/project'")
         if not path.is_dir():
             raise invalid_params(f"{text[:200]!r} is not a folder; open an existing folder")
     except (OSError, ValueError, RuntimeError):

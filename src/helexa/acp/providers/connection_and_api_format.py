@@ -198,12 +198,12 @@ class EndpointConnection:
             ) from error
         except _ResponseTooLarge as error:
             raise ProviderError(
-                "invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB; choose another model"
+                "invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB in one response; choose another model"
             ) from error
         except (sdk.APIConnectionError, httpx2.HTTPError, httpx2.StreamError) as error:
             if isinstance(error.__cause__, _ResponseTooLarge):
                 raise ProviderError(
-                    "invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB; choose another model"
+                    "invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB in one response; choose another model"
                 ) from error
             if begun():
                 raise ProviderError(

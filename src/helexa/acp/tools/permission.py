@@ -106,7 +106,9 @@ def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruli
             return Allowed()
         case Writes(target):
             if mode == "plan":
-                return Denied("In plan mode you can only write files in the plans folder. Write the plan there.")
+                return Denied(
+                    "In plan mode you can write files only in the plans folder. Write the plan in this folder."
+                )
             scopes, offers = _edit_scopes(target)
             allowed = mode == "acceptEdits" and not target.guarded and not target.secret
         case Runs():
@@ -119,7 +121,7 @@ def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruli
             allowed = False
         case Calls(name, only_reads):
             if mode == "plan" and not only_reads:
-                return Denied("In plan mode you can only call tools that change nothing. Add this step to the plan.")
+                return Denied("In plan mode you can call only tools that change nothing. Add this step to the plan.")
             scopes, offers = _call_scopes(Scope(name, "", title(name)))
             allowed = False
     answers = [ruling(scope) for scope in scopes]

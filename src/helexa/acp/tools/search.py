@@ -144,7 +144,7 @@ class Grep(BuiltIn):
         """Find matching lines. Return them with file path and line number."""
         target = context.boundary.resolve(arguments["path"])
         if not target.exists():
-            raise ToolError(f"{arguments['path']} does not exist; list_dir or glob finds files")
+            raise ToolError(f"{arguments['path']} does not exist; find files with list_dir or glob")
         in_folder = target.is_folder()
         folder = target if in_folder else context.boundary.resolve(str(target.path.parent))
         results = await search(

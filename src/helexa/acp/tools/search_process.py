@@ -169,7 +169,7 @@ def find(request: Search) -> SearchResults:
     try:
         files = GitIgnoreSpec.from_lines(braces_expanded(request.files)) if request.files is not None else None
     except ValueError as error:
-        return SearchResults(error=f"The file pattern is invalid: {error}")
+        return SearchResults(error=f"The file pattern is invalid: {error}; write a pattern such as `*.py`")
     folder, own = Path(request.folder), tuple(map(Path, request.own))
     matches: list[Match] = []
     secrets: list[str] = []

@@ -243,6 +243,6 @@ def _builds(archive: Archive, name: str) -> list[int]:
     if not samples:
         newest = sorted(builds.values(), key=lambda row: -row.first_seen_ms)[:8]
         raise LookupError(
-            f"no build is called '{name}'; the newest: {', '.join(labels[row.id] for row in newest) or 'none'}"
+            f"no build is called '{name}'; newest builds: {', '.join(labels[row.id] for row in newest) or 'none'}"
         )
     return samples
