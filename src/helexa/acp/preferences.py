@@ -104,7 +104,7 @@ class Preferences:
     def _locked(self) -> Iterator[None]:
         file = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # some file systems have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
         finally:

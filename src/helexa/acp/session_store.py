@@ -193,7 +193,7 @@ class SessionLog:
         try:
             file = os.open(self._path, flags, 0o600)
             try:
-                with suppress(OSError):  # a file system without locks
+                with suppress(OSError):  # some file systems have no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.lseek(file, 0, os.SEEK_END)
                 if size and os.pread(file, 1, size - 1) != b"\n":

@@ -29,7 +29,7 @@ from helexa.core.logs import tell
 from helexa.core.sse import EventParser
 
 _CALL_SECS = 10.0
-_MAX_BYTES = 64 << 20  # an image of 4096 by 4096 pixels with little compression
+_MAX_BYTES = 64 << 20  # maximum size of a JSON response; enough for an image of 4096 by 4096 pixels
 _MAX_REASON_CHARS = 300
 
 _STATUSES = (400, 422)

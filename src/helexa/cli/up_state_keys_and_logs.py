@@ -188,10 +188,12 @@ def limit_size(log: Path) -> None:
 
 
 def newest_folder(port: int | None) -> Path:
-    """Return the state folder of the `helexa up` at `port`, or with the newest log.
+    """Return the state folder of the `helexa up` whose gateway has the port `port`.
+
+    If `port` is None, return the folder whose log changed last.
 
     Raises:
-        CommandError: there is no such log.
+        CommandError: no `helexa up` has written a log, or not the `helexa up` with this port.
     """
     base = state_folder("up")
     folders = [base / str(port)] if port is not None else [entry for entry in base.iterdir() if entry.is_dir()]
@@ -335,7 +337,7 @@ def _is_held(descriptor: int, pid: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks
+    except OSError:  # The file system has no locks. Check whether the process id belongs to a `helexa` process.
         with suppress(OSError):
             return b"helexa" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

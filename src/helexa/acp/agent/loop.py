@@ -20,7 +20,7 @@ MAX_BLIND_RETRIES = 3  # maximum number of retries if the endpoint does not send
 MAX_OVERFLOWS = 2  # maximum number of retries of one request after context-limit errors
 
 MAX_WAIT_S = 60.0
-MAX_TOTAL_WAIT_S = 120.0  # maximum total time in seconds between the attempts to get one response
+MAX_TOTAL_WAIT_S = 120.0  # maximum sum of the pauses between the attempts to get one response, in seconds
 
 _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "refusal"}
 
@@ -123,7 +123,7 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
                 continue
         builder.check()
         try:
-            # Closes the HTTP stream at once if the turn is canceled.
+            # `aclosing` closes the HTTP stream at once if the turn is canceled.
             async with aclosing(provider.stream(request)) as events:
                 await current.answer.read(events)
             builder.calibrate(current.answer.usage)

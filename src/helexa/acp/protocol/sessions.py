@@ -45,7 +45,7 @@ class Sessions:
         self._open: dict[str, Session] = {}  # least recently used first
 
     def find(self, id: str) -> Session:
-        """Return the open session with this id.
+        """Return the open session with this id, and mark it as the most recently used.
 
         Raises:
             RpcError: no session with this id is open.

@@ -78,7 +78,8 @@ class ResponseReader:
     def __init__(self, model: str, endpoint: str) -> None:
         self._model = model
         self._endpoint = endpoint
-        self._calls: dict[Any, tuple[int, bool]] = {}  # by item: (call index, whether arguments arrived)
+        # by key of the output item (see `_key`): index of the tool call, and whether arguments have arrived
+        self._calls: dict[Any, tuple[int, bool]] = {}
         self._thoughts = 0
         self._reasoning_items: list[Json] = []  # reasoning items to send back to the endpoint
         self._finish: FinishReason | None = None

@@ -4,8 +4,9 @@ import re
 import unicodedata
 
 _JOINER = "\u200d"
-_HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # `isprintable` is False for them
-_INVISIBLE = re.compile(  # `isprintable` is True for them: fillers, variation selectors, and the empty Braille pattern
+_HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # characters that are shown although not `isprintable`
+# Invisible characters for which `isprintable` is True: fillers, variation selectors, and the empty Braille pattern.
+_INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 

@@ -80,7 +80,8 @@ def _change_preview(path: Path, old: str | None, new: str) -> tuple[CardContent,
     hidden = [f"line {number}: {visible}" for number, line in lines if (visible := shown_whole(line)) != line]
     if not hidden:
         return (_change_diff(path, old, new),)
-    # A terminal or an editor does not show escape sequences and characters that change the direction of text.
+    # The editor's diff does not show escape sequences and characters that change the direction of text. So list the
+    # lines that contain such characters before the diff.
     note = "The new text contains invisible characters:\n" + "\n".join(hidden[:_MAX_HIDDEN_LINES])
     return (Text(fenced(clipped(note, _MAX_NOTE_BYTES))), _change_diff(path, old, new))
 

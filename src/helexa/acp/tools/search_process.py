@@ -24,7 +24,9 @@ _PASSED_OVER = frozenset(
     [".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".tox", ".mypy_cache", ".pytest_cache"]
 )
 
-_Rules = tuple[tuple[str, GitIgnoreSpec], ...]  # ignore rules, most specific first: folder (with a slash) and patterns
+# Ignore rules, most specific first. Each rule is the path of a folder with a trailing slash, and the patterns of the
+# ignore files in the folder.
+_Rules = tuple[tuple[str, GitIgnoreSpec], ...]
 
 
 def _files_below(folder: Path) -> Iterator[str]:
@@ -94,7 +96,8 @@ def _lines(file: Path) -> list[str]:
     The result is empty if the file is missing, a link, a device or larger than the limit.
     """
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
+        # O_NONBLOCK: without it, opening a FIFO would wait for a writer.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return []
     with os.fdopen(descriptor, "rb") as opened:

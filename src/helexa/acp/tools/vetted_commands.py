@@ -132,7 +132,7 @@ def _has_links(git: Path) -> bool:
                 if entry.path in not_read:
                     continue
                 if entry.is_symlink():
-                    # A link can lead to another repository.
+                    # A link can lead to another repository, whose configuration is not checked.
                     return True
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
@@ -140,7 +140,7 @@ def _has_links(git: Path) -> bool:
 
 
 def _is_harmless(config: bytes) -> bool:
-    """Return whether a configuration names no program and no other file."""
+    """Return whether all settings of a git configuration name no program or file."""
     if len(config) > _MAX_SHOWN_BYTES:
         return False
     section = ""

@@ -118,7 +118,7 @@ def measuring(path: Path) -> Iterator[None]:
                 f"another helexa-bench is measuring into {path}; end it, or set another bench.db_path"
             ) from None
         except OSError:
-            pass  # a file system without locks
+            pass  # The file system has no locks, so measure without one.
         yield
 
 
