@@ -177,7 +177,7 @@ class SessionLog:
             with self._path.open("rb") as file:
                 head = _decode(file.readline(_MAX_HEAD_BYTES))
                 updated_s = os.fstat(file.fileno()).st_mtime
-                # Not `ACCESS_READ`: some network drives permit private mappings only.
+                # `ACCESS_COPY` makes a private mapping. Some network drives permit no other mappings.
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
                     title = _last_title(content)
         except (OSError, ValueError):  # msgspec errors are ValueErrors
@@ -294,7 +294,7 @@ def _last_title(content: mmap.mmap) -> str | None:
         try:
             entry = _decode(content[start + 1 : end if end >= 0 else len(content)])
         except msgspec.MsgspecError:
-            entry = None  # incomplete, or text that looks like a title
+            entry = None  # an incomplete line, or a message whose text looks like a title entry
         if isinstance(entry, Title):
             return entry.title
         start = content.rfind(_TITLE_MARK, 0, start)

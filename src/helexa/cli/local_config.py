@@ -77,8 +77,8 @@ class LocalConfig:
     metrics_port: int  # port of the gateway's metrics
     neuron_port: int  # port of the node
     api_key: str = field(repr=False)  # the API key of the machine's owner. It has the role admin.
-    # True to reject requests without this key. False allows every client without a key; the key then only allows
-    # changes, for example of the loaded models.
+    # True to reject requests without this key. If False, clients need the key only for changes, for example of the
+    # loaded models.
     require_auth: bool = False
     tensor_parallel: int = 1  # number of processes that compute each model together
     # further keys of each model in `[[default_models]]` of the node
@@ -157,7 +157,8 @@ class LocalConfig:
             + self._entitlements()
             + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
         )
-        # With these settings, the gateway loads a model again after an eviction. The node itself keeps the template.
+        # The gateway uses these settings to load a model again after an eviction. The template is left out, because
+        # the node keeps it.
         loading = {key: value for key, value in self.model_settings.items() if key != "chat_template"}
         catalog.write_text(
             _tables("models", ({"id": model.id, "source": model.source, **loading} for model in self.models))

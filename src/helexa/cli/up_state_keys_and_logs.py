@@ -163,7 +163,7 @@ def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
     for file in files.values():
         link = folder / file.name
         if link.is_symlink():
-            link.unlink()  # of an earlier start with another --log-dir
+            link.unlink()  # the link is from an earlier start with another --log-dir
         if log_folder != folder:
             link.unlink(missing_ok=True)
             link.symlink_to(file)
@@ -269,7 +269,8 @@ def running_ups() -> list[RunningUp]:
             with (folder / _FILE).open("rb") as file:
                 record = json.loads(file.read(10_000))
                 up = RunningUp(str(record["url"]), int(folder.name), int(record["pid"]))
-                # On a network drive, the process id and 127.0.0.1 may be those of another host.
+                # The state folder may be on a network drive. Skip records of other hosts, whose process ids and whose
+                # address 127.0.0.1 have no meaning on this host.
                 if record["system"] == _system() and _is_held(file.fileno(), up.pid):
                     found.append(up)
         except (OSError, ValueError, LookupError, TypeError):

@@ -60,7 +60,7 @@ async def read_notes(context: ToolContext) -> str:
 
 def _trust(notes: str) -> Scope:
     """Return the scope of a decision to trust exactly this text of the instructions."""
-    # If the file changes, for example by a pull, the user is asked again.
+    # If the instructions change, for example by `git pull`, the scope differs and the user is asked again.
     digest = hashlib.sha256(notes.encode(errors="surrogateescape")).hexdigest()
     return Scope("instructions", digest, "the instructions of this project (AGENTS.md) until they change")
 
@@ -240,7 +240,7 @@ class RequestBuilder:
     def check(self) -> None:
         """Raise ProviderError if the last request has more tokens than the context."""
         size = round(self._estimate * self._factor)
-        # Some endpoints truncate long requests silently.
+        # Raise the error here, because some endpoints truncate long requests silently.
         if self._context is not None and size > self._context:
             model = self._turn.choices.model
             raise ProviderError(

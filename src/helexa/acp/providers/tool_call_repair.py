@@ -123,7 +123,7 @@ def _typed(text: str, schema: Any) -> Any:
     try:
         return json.loads(text.strip().lower() if "boolean" in kinds else text, strict=False)
     except ValueError:
-        return text  # the tool reports the error
+        return text  # `Tool.check` reports the invalid value later
 
 
 def _kinds(schema: Any) -> Iterable[str]:

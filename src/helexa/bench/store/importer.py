@@ -94,7 +94,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 )
             cursor = connection.execute("SELECT * FROM runs ORDER BY id")
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                # Older databases lack some columns, and newer ones have more. Unknown columns go into `extra`.
+                # Older databases lack some columns, whose values become None. Newer databases have additional columns,
+                # whose values go into `extra`.
                 yield from (dict.fromkeys(_KNOWN) | dict(row) for row in rows)
     except sqlite3.Error as error:
         raise StoreError(f"cannot read {path}: {error}; name a database of helexa-bench") from error

@@ -94,8 +94,7 @@ def _summary(measures: RunMeasures | None) -> dict[str, Any]:
 
 def _measured(records: list[RequestRecord]) -> list[RequestRecord]:
     """Return the requests from which token counts are computed."""
-    # If the sample has probes, only they are returned, because its other requests are background load. Otherwise all
-    # requests are returned.
+    # If the sample has probes, only the probes are returned, because all other requests are background load.
     return [record for record in records if record.role == "probe"] or records
 
 
