@@ -1,4 +1,4 @@
 """`helexa-acp`: a coding agent for editors.
 
-It uses the Agent Client Protocol (ACP) and any LLM endpoint.
+The agent communicates with the editor over the Agent Client Protocol (ACP), and can use any LLM endpoint.
 """

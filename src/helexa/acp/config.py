@@ -295,7 +295,7 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 
 
 def name_hint(value: str, known: Iterable[str]) -> str:
-    """Return a hint with similar configured names, for an unknown name `value`."""
+    """Return a hint for the unknown name `value`: a similar name, or the known names."""
     known = list(known)
     partial_matches = [name for name in known if value in name.split("_")]
     matches = [*difflib.get_close_matches(value, known, n=1), *partial_matches]

@@ -23,7 +23,7 @@ def encode(value: Any) -> bytes:
 
 
 def sendable(value: Any) -> Any:
-    """Return a JSON value of a conversation, with U+FFFD for lone surrogates."""
+    """Return a JSON value of a conversation, with U+FFFD in place of lone surrogates."""
     try:
         _encoder.encode(value)
     except UnicodeEncodeError:

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class ToolError(Exception):
-    """A tool call on the host failed. The message is shown to the model and the user."""
+    """A tool call failed. The message is shown to the model and the user."""
 
 
 class HostError(ToolError):
@@ -197,7 +197,7 @@ PAGER_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wa
 def shell(command: str) -> list[str]:
     """Return the argument list with which the host runs a command line in a shell.
 
-    Models write commands for bash.
+    The shell is bash if bash is installed, because models write commands for bash. Otherwise, the shell is sh.
     """
     return ["bash" if shutil.which("bash") else "sh", "-c", command]
 

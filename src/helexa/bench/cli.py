@@ -338,6 +338,6 @@ app = create_app("bench")
 def main() -> NoReturn:
     """Run the command line and exit.
 
-    Exit codes: 0 success, 1 failure, 2 wrong usage, 5 regression, 78 config.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 5 regression, 78 wrong configuration.
     """
     run_program("helexa-bench", partial(call, create_app("helexa-bench")))

@@ -95,7 +95,7 @@ class Prompts:
         return [Turn("user", f"{prefix} {self._nonce()} {self.words(tokens)}{_TASK}")]
 
     def prefix(self, tokens: int) -> str:
-        """Return a unique text of about `tokens` tokens, as a common prefix."""
+        """Return a unique text of about `tokens` tokens, the common prefix of prompts."""
         return f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}"
 
     def words(self, count: int) -> str:

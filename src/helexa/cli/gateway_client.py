@@ -171,7 +171,7 @@ class Gateway:
     def _send(
         self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None, method: str = "GET"
     ) -> HTTPResponse:
-        """Send a request with `method`, or a POST request with `content`."""
+        """Send a request. If `content` is not None, the method is always POST."""
         if connection.sock:
             connection.sock.settimeout(timeout)
         headers = self._headers if content is None else self._headers | {"Content-Type": "application/json"}

@@ -243,7 +243,7 @@ def _log_to_stderr() -> None:
 
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
-    """Return an error with similar model names to load, or `error` unchanged."""
+    """Return an error that also suggests a similar model name, or `error` unchanged."""
     from helexa.cli.local_model import models_here
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 

@@ -54,7 +54,7 @@ def internal_error(why: str) -> RpcError:
 
 
 def auth_required(why: str) -> RpcError:
-    """Return the JSON-RPC error for a request before the editor authenticates."""
+    """Return the JSON-RPC error for a request of an editor that is not signed in."""
     return RpcError(-32000, f"Authentication required: {why}")
 
 

@@ -90,9 +90,9 @@ class MarkerParser:
         self._body: list[str] = []  # parts of the unfinished call
 
     def feed(self, text: str) -> list[Segment]:
-        """Parse the next chunk of text and return the segments that end in the chunk.
+        """Parse the next chunk of text and return the new segments.
 
-        Text and reasoning are returned in pieces, before their end. Tool calls are returned whole.
+        Text and reasoning are returned in pieces, as they arrive. A tool call is returned when it is complete.
         """
         self._pending += text
         return list(self._segments())

@@ -1,7 +1,7 @@
 """The search program: reads a Search from stdin, writes SearchResults to stdout.
 
-`git ls-files` is not used: git runs programs that a repository's configuration names, and a folder that the model chose
-can contain such a repository.
+The program does not call `git ls-files`, because git runs programs that a repository's configuration names. A folder
+that the model chose can contain such a repository.
 """
 
 import os
@@ -194,7 +194,7 @@ def find(request: Search) -> SearchResults:
 
 
 def braces_expanded(pattern: str) -> list[str]:
-    """Return glob patterns without braces that together match the files of `pattern`.
+    """Return patterns without braces that together match the same files as `pattern`.
 
     For example, `*.{js,ts}` is expanded to `*.js` and `*.ts`.
     """

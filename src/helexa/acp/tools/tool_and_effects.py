@@ -22,7 +22,7 @@ Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Effect: the call changes nothing and reads only in the session's folders."""
+    """Effect of a tool call that only reads, and only in the session's folders."""
 
     # The file that the call reads if it usually contains secrets, such as `.env`. Otherwise None.
     secret: ResolvedPath | None = None

@@ -59,7 +59,7 @@ class Rate(Scenario):
 
     No prompt hits the prefix cache.
 
-    In a closed loop, a slow server receives fewer requests, and its tail latencies look too low.
+    A closed loop would send fewer requests to a slow server, so that its tail latencies would look too low.
     """
 
     kind: ClassVar[str] = "rate"

@@ -192,7 +192,7 @@ def _reason(error: Exception) -> str:
 
 
 class Reader:
-    """The database, opened for reading. Only one thread at a time may use it.
+    """The database, opened for reading. Only one thread at a time may use a reader.
 
     Each row of the table `run` is one sample.
     """

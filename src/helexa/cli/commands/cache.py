@@ -25,7 +25,7 @@ def cache(*models: ModelName, clear: Annotated[bool, Parameter(negative="")] = F
 
     An engine reads saved prompts in place of computing the beginning of a prompt again, and packed weights in place of
     converting the weights of a model again. A model has several entries if it ran with different settings or versions.
-    The models of a running `helexa up` also forget the prompts in memory.
+    With --clear, the models of a running `helexa up` also forget the prompts in memory.
 
     Args:
         models: Only these models. Default: all models.
