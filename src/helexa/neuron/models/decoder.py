@@ -22,13 +22,14 @@ from helexa.neuron.tensors import Tensor
 class KeptStates:
     """Copies of hidden states of the last pass, for a draft head.
 
-    The copies have one row for each row in `Batch.sample_rows`. Their memory is fixed, so that captured graphs write to
-    it.
+    The copies have one row for each row in `Batch.sample_rows`. Their memory is allocated once, because captured graphs
+    write to a fixed address.
 
     Args:
         rows: maximum number of rows.
         width: hidden size.
-        layers: indices of different layers whose inputs are kept; empty to keep the output of the last norm instead.
+        layers: indexes of the layers whose inputs are kept, without duplicates; empty to keep the output of the final
+            norm instead.
     """
 
     def __init__(self, ops: Ops, rows: int, width: int, layers: Sequence[int] = ()) -> None:
@@ -38,7 +39,7 @@ class KeptStates:
         self._rows = tensors.arange(rows, dtype=tensors.int32, device=ops.device)
 
     def keep_input(self, layer: int, hidden: Tensor, delta: Tensor | None, rows: Tensor) -> None:
-        """Copy the rows `rows` of the input of a layer, if the draft head needs it.
+        """Copy the rows `rows` of the input of layer `layer`, if the draft head reads it.
 
         Args:
             hidden: [rows, hidden], the residual stream.
@@ -53,7 +54,7 @@ class KeptStates:
         self._copy(chosen, self._layers.index(layer))
 
     def keep_output(self, hidden: Tensor) -> None:
-        """Copy all rows of the output of the last norm, if the draft head needs it."""
+        """Copy all rows of the model's output, if no inputs of layers are kept."""
         if not self._layers and hidden.shape[0]:
             self._copy(hidden, 0)
 
@@ -62,7 +63,7 @@ class KeptStates:
         self._ops.choose_rows(hidden, self._rows[:rows], self._states[part][:rows])
 
     def read(self, rows: int) -> NDArray[np.float32]:
-        """Return a copy of the hidden states of the last pass, [rows, layers * width]."""
+        """Return the hidden states of the last pass, [rows, kept layers * width]."""
         return np.concatenate([states[:rows].cpu().numpy() for states in self._states], axis=1)
 
 
@@ -84,8 +85,8 @@ class Decoder:
 
     # Whether some layers have a recurrent state, which every token changes and which cannot be rewound.
     recurrent: ClassVar[bool] = False
-    # Whether any kernels may capture a step as a graph and replay it, because its operations depend only on its shape.
-    # If False, only kernels with `Ops.captures_state` capture steps.
+    # Whether every kernel backend may capture a step as a graph and replay the graph. This requires that the operations
+    # of a step depend only on the shape of the batch. If False, only backends with `Ops.captures_state` capture steps.
     capturable: ClassVar[bool] = True
     # Whether activations stay within the range of float16, so that the model can run in float16.
     half: ClassVar[bool] = True
@@ -95,7 +96,7 @@ class Decoder:
     defaults: ClassVar[Mapping[str, Any]] = {}
     # Implemented values of settings that change the computation. The value None stands for a missing setting.
     supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # Settings in `NEUTRAL` that this architecture reads, so that they may have any value.
+    # Settings in `NEUTRAL` that this architecture implements, so that `NEUTRAL` does not limit their values.
     implemented: ClassVar[Collection[str]] = ()
     # Regular expression of tensors that checkpoints of the architecture contain, but that the model does not need. All
     # other tensors that the model does not read are an error. `prepare` may set an expression that depends on the
@@ -120,13 +121,15 @@ class Decoder:
             if name.startswith("__") or callable(value) or isinstance(value, classmethod | property):
                 continue
             if clash := [owner.__name__ for owner in others if not issubclass(first, owner)]:
-                raise TypeError(f"{cls.__name__} must set '{name}': {first.__name__} and {', '.join(clash)} both do")
+                owners = f"{first.__name__} and {', '.join(clash)}"
+                raise TypeError(f"{cls.__name__} must set '{name}', because {owners} both set it")
 
     @classmethod
     def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return `config` with the values of `defaults` for missing settings.
 
-        Subclasses add the keys that `Settings` and `NativeOps` read if their configurations have other keys.
+        If the configurations of a subclass use other keys, the subclass also returns the keys that `Settings` and
+        `NativeOps` read.
         """
         return {**cls.defaults, **config}
 
@@ -176,8 +179,10 @@ class Decoder:
         return self.loader.head("lm_head", self.embedding, tied, self.settings.hidden, suppressed, cap)
 
     def prepare(self) -> None:
-        """Check the settings, and create what all layers share, such as rotations."""
-        # Called before the embedding and the decoder layers are read.
+        """Check the settings, and create the objects that all layers share.
+
+        The constructor calls this method before it reads the embedding and the decoder layers.
+        """
         raise NotImplementedError
 
     def window(self, index: int) -> int | None:
@@ -257,8 +262,8 @@ class Decoder:
             step.layer_inputs = self.layer_inputs(batch, hidden)
         else:
             hidden = stage.receive(self.loader.ops, batch.tokens.shape[0], self.settings.hidden)
-        # The last layer with a cache stores all rows, but computes outputs only for the sampled and pooled rows.
-        # Later layers compute only these rows.
+        # After the last layer that has its own cache, only the rows in `sample_rows` are needed. This layer stores the
+        # keys and values of all rows, but it and all later layers compute outputs only for these rows.
         few = batch.sample_rows.shape[0] < batch.tokens.shape[0] and batch.attention_ends is None
         last = self._last_cached if few else self.settings.layers - 1
         for index, block, cache in zip(self._layers, self.blocks, caches, strict=True):

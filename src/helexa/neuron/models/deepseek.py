@@ -92,7 +92,7 @@ class DeepSeekV2(DeepSeekV3):
     }
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return DeepSeek-V2's routing rule: groups, if any, rank by their best expert."""
+        """Return the routing rule; a group's rank is the rank of its best expert."""
         grouped = self.settings.config["topk_method"] == "group_limited_greedy"
         groups = self.groups(count, top_k, 1) if grouped else None
         return Routing(top_k, "shares", groups=groups, factors=self.factors(count))

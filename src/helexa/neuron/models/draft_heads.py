@@ -1,16 +1,17 @@
 """Draft heads: layers that predict tokens from hidden states of a model.
 
-A draft head computes a row for each token of a sequence after the first. Its inputs are the embedding of the token, and
-the hidden states that the model has computed at the position before. The output is the logits of the next token. To
-predict a second token, the head takes its own output in the place of the model's hidden states. The head uses the
-model's token embedding.
+A draft head computes one row for each token of a sequence except the first token. The inputs of a row are the embedding
+of the token, and the hidden states that the model computed at the position before the token. The output is the logits
+of the token that follows. To predict a further token, the head reads its own output instead of the model's hidden
+states. The head uses the model's token embedding.
 
-MTP (multi-token prediction, as in DeepSeek-V3, 2024) of Qwen3-Next and Qwen3.5 is a full-attention layer of the model's
-kind, on the model's hidden states after its last norm. The checkpoint of the model contains the head. The head uses the
-model's output head.
+MTP (multi-token prediction, as in DeepSeek-V3, 2024) of Qwen3-Next and Qwen3.5 is one full-attention layer that is
+built like the model's layers. It reads the model's hidden states after the final norm. The checkpoint of the model
+contains the head. The head uses the model's output head.
 
-EAGLE-3 (Li et al., 2025) is a Llama layer on the hidden states before three layers of the model. Its checkpoint is a
-folder of its own. The output head has a smaller vocabulary. Reference: `LlamaForCausalLMEagle3` of SpecForge.
+EAGLE-3 (Li et al., 2025) is one Llama layer that reads the inputs of three layers of the model. The head has its own
+checkpoint folder. Its output head may have a smaller vocabulary than the model. Reference: `LlamaForCausalLMEagle3` of
+SpecForge.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from helexa.neuron.ops.rank_group_and_exchange import RowRange
 from helexa.neuron.tensors import Tensor
 
 _EAGLE_LAYERS = 3  # number of layers of the model whose inputs an EAGLE-3 head reads
+# Settings of EAGLE-3 heads that are not implemented. A head is accepted if they are missing, null or false.
 _EAGLE_FLAGS = frozenset({"norm_before_fc", "norm_before_residual", "norm_output", "fc_norm", "parallel_drafting"})
 
 
@@ -45,7 +47,7 @@ class DraftHead(Decoder):
         model: the model; None to build the head without weights, for a memory estimate.
 
     Attributes:
-        targets: token of the model for each token of the head; None if they are the same.
+        targets: for each token id of the head, the token id of the model; None if both have the same token ids.
     """
 
     targets: NDArray[np.int64] | None = None
@@ -93,11 +95,11 @@ class MtpHead(DraftHead, Qwen35):
     """The multi-token prediction of Qwen3.5 and Qwen3-Next."""
 
     def prepare(self) -> None:
-        """Call `Llama.prepare`, then read the projection of both inputs and their norms."""
+        """Call `Llama.prepare`, then read the norms and projections of both inputs."""
         Llama.prepare(self)
         width = self.settings.hidden
-        # A product for each half of the columns needs no concatenation of the inputs. The first norm of the layer adds
-        # both results.
+        # The matrix in the checkpoint multiplies the concatenation of embedding and hidden state. One product with each
+        # half of its columns needs no concatenation. The first norm of the layer adds the two results.
         self._of_embedding, self._of_state = (
             self.loader.product(*self.loader.matrices({"fc": (RowRange(0, width, width),)}, 2 * width, columns))
             for columns in (RowRange(0, width, 2 * width), RowRange(width, 2 * width, 2 * width))
@@ -135,7 +137,7 @@ MTP_HEADS: dict[str, type[MtpHead]] = {
 
 
 class EagleBlock:
-    """The layer of an EAGLE-3 head. Its attention reads two inputs side by side.
+    """The layer of an EAGLE-3 head; attention reads tokens and states side by side.
 
     Args:
         norms: norms of the token embedding, of the hidden states, and of the input of the feed-forward layer.
@@ -152,8 +154,8 @@ class EagleBlock:
 
     def allocate(self, rows: int, width: int) -> None:
         """Allocate memory for the inputs of at most `rows` rows, of `width` numbers each."""
-        # All rows of the first input, then all rows of the second. `_order` alternates between both inputs, so that two
-        # adjacent rows make one joined row.
+        # `_inputs` holds all rows of the first input, then all rows of the second input. `_order` lists row 0 of both
+        # inputs, then row 1 of both inputs, and so on. Two adjacent rows in this order form one joined row.
         self._inputs = tensors.zeros(2 * rows, width)
         self._rows = tensors.arange(rows, dtype=tensors.int32)
         self._order = tensors.from_numpy(np.arange(2 * rows, dtype=np.int32).reshape(2, rows).T.flatten())
@@ -186,7 +188,7 @@ class EagleHead(DraftHead, Llama):
         "num_hidden_layers": (1,),
         **dict.fromkeys(_EAGLE_FLAGS, (None, False)),
     }
-    # The head uses the embedding of its model. `t2d` follows from `d2t`.
+    # The head uses the embedding of its model. `read_head` reads `d2t` if it is needed. `t2d` follows from `d2t`.
     unneeded = r"model\.embed_tokens\.weight|d2t|t2d"
 
     @classmethod
@@ -194,13 +196,15 @@ class EagleHead(DraftHead, Llama):
         """Return the layers of the model whose inputs the head reads.
 
         Raises:
-            ModelFileError: the configuration names no layers of the model.
+            ModelFileError: the configuration does not name three different layers of the model in ascending order, or
+                it has a setting that is not supported.
         """
         nested = config.get("eagle_config")
         nested = nested if isinstance(nested, dict) else {}
         if nested.get("use_aux_hidden_state") is False:
             raise UnsupportedModelError("config: 'use_aux_hidden_state' is false, supported: true")
-        # Some heads have these settings in `eagle_config`. Not all of them add a tensor that is rejected as unread.
+        # `supported` does not cover settings inside `eagle_config`. The check for unread tensors does not find all
+        # heads with these settings either, because not every setting adds a tensor.
         for name in _EAGLE_FLAGS & nested.keys():
             if nested[name] not in (None, False):
                 raise UnsupportedModelError(f"config: '{name}' is {str(nested[name])[:40]}, supported: false")
@@ -209,8 +213,9 @@ class EagleHead(DraftHead, Llama):
         if chosen is None and outputs is None:
             chosen = [2, count // 2, count - 3]
         elif chosen is None and isinstance(outputs, list):
-            # In `eagle_config`, some heads number the outputs of the layers, others their inputs. As in SGLang, 1 as
-            # the first number means outputs: the lowest state that a head reads is the output of layer 1.
+            # The numbers in `eagle_config` mean outputs of layers in some heads, and inputs of layers in others. As in
+            # SGLang, a list that starts with 1 means outputs, because the first state that heads read is usually the
+            # output of layer 1, which is the input of layer 2.
             after = int(outputs[:1] == [1])
             chosen = [layer + after if type(layer) is int else layer for layer in outputs]
         if (
@@ -220,7 +225,8 @@ class EagleHead(DraftHead, Llama):
             or sorted(set(chosen)) != chosen
         ):
             raise ModelFileError(
-                f"it reads the inputs of the layers {str(chosen)[:80]}, but the model has {count} layers"
+                f"it reads the inputs of the layers {str(chosen)[:80]}, but the model has {count} layers; expected "
+                f"{_EAGLE_LAYERS} ascending layer numbers from 0 to {count - 1}"
             )
         return tuple(chosen)
 
@@ -232,13 +238,14 @@ class EagleHead(DraftHead, Llama):
         """Return the head's own output head, or the output head of the model.
 
         Raises:
-            ModelFileError: `d2t` is not a list of different tokens of the model.
+            ModelFileError: the tensor `d2t` does not map the head's tokens to different tokens of the model.
         """
         own, total = self.vocab_size, self.settings.positive("vocab_size")
         if own != total or "d2t" in self.loader:
             offsets = self.loader.checkpoint.read("d2t")
             assert isinstance(offsets, Tensor)
             require_shape("d2t", tuple(offsets.shape), (own,))
+            # `d2t` has the difference between each token id of the model and the token id of the head.
             self.targets = np.arange(own) + offsets.cpu().numpy().astype(np.int64)
             if not 0 <= self.targets.min() <= self.targets.max() < total or len(np.unique(self.targets)) < own:
                 raise ModelFileError(f"tensor d2t must map {own} draft tokens to different tokens below {total}")
@@ -302,7 +309,8 @@ class EagleHead(DraftHead, Llama):
 
 def gives_layer_inputs(architecture: type[Decoder]) -> bool:
     """Return whether EAGLE-3 heads can read the inputs of the layers of a model."""
-    # The residual stream must be that of Llama, and later steps must not compute accepted drafts again.
+    # The residual stream must be computed as in Llama. A recurrent model is excluded, because it computes accepted
+    # draft tokens again in a later step.
     same = (architecture.hidden is Decoder.hidden, architecture.embed is Decoder.embed)
     layers = issubclass(architecture, Llama) and architecture.block is Llama.block
     plain_norms = architecture.names.block_norms is not None and architecture.names.post_norms is None

@@ -74,7 +74,8 @@ class Gemma4(Gemma3):
         """Return `config` with defaults, and full attention's shape at the top level.
 
         Raises:
-            ModelFileError: `per_layer_config` has other settings, or other layers than those with full attention.
+            ModelFileError: `per_layer_config` has an unsupported setting, does not list exactly the full-attention
+                layers, or does not have the same settings for all of them.
         """
         standard = super().standard_config(config)
         # The shape of full-attention layers is either in two settings at the top level, or in `per_layer_config`.
@@ -85,7 +86,8 @@ class Gemma4(Gemma3):
             shapes = [*by_layer.values()]
             if {*by_layer} != full or any(shape != shapes[0] for shape in shapes):
                 raise UnsupportedModelError(
-                    "config: 'per_layer_config' is not the same for all layers with full attention"
+                    "config: 'per_layer_config' must have the same settings for all full-attention layers, and no "
+                    "other layers"
                 )
             if odd := shapes[0].keys() - {"head_dim", "num_key_value_heads"}:
                 raise UnsupportedModelError(
@@ -101,8 +103,8 @@ class Gemma4(Gemma3):
         """Find the layers that share keys and values; read the per-layer embeddings.
 
         Raises:
-            ModelFileError: the settings contradict each other, or only some layers of the model are loaded although
-                they read more than the residual stream.
+            ModelFileError: the settings contradict each other, or this host loads only some layers of a model whose
+                layers read more than the residual stream.
         """
         settings, loader = self.settings, self.loader
         self._shapes = {
@@ -118,6 +120,7 @@ class Gemma4(Gemma3):
             raise UnsupportedModelError("config: the last of 'layer_types' must be 'full_attention'")
         shared = settings.positive("num_kv_shared_layers") if settings.config.get("num_kv_shared_layers") else 0
         self._first_shared = settings.layers - shared
+        # For each layer type, the last layer that has its own keys and values. The layers that share read its cache.
         self._sources = {kind: index for index, kind in enumerate(self.layer_types[: self._first_shared])}
         if missing := {*self.layer_types} - self._sources.keys():
             raise ModelFileError(
@@ -125,7 +128,7 @@ class Gemma4(Gemma3):
                 "keys and values could be shared"
             )
         without_kv = "|".join(str(index) for index in range(self._first_shared, settings.layers))
-        # Checkpoints contain keys and values of these layers, too, although the layers do not use them.
+        # Checkpoints also contain key and value weights of the layers that share, which do not use these weights.
         if without_kv:
             names = r"self_attn\.(?:[kv]_proj|[kv]_norm)\.weight"
             self.unneeded = rf"model\.layers\.(?:{without_kv})\.{names}"
@@ -188,7 +191,7 @@ class Gemma4(Gemma3):
         )
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Return the MLP of layer `index`, maybe of twice the width."""
+        """Return the MLP of layer `index`; layers that share keys may be twice as wide."""
         settings = self.settings
         wide = settings.config.get("use_double_wide_mlp") and index >= self._first_shared
         width = settings.intermediate * (2 if wide else 1)
@@ -223,7 +226,7 @@ class Gemma4(Gemma3):
         tokens = batch.tokens
         if batch.embeddings is not None:
             tokens = tokens.clone()
-            tokens[batch.embedding_rows] = self._padding  # as in the training of the model
+            tokens[batch.embedding_rows] = self._padding  # as when the model was trained
         return self._layer_inputs(tokens, hidden)
 
 
@@ -239,7 +242,7 @@ class LayerInputs:
         total = settings.layers * self._width
         self._embedding = loader.embedding("model.embed_tokens_per_layer", total)
         if self._embedding.vocab_size < loader.vocab_size("model.embed_tokens"):
-            raise ModelFileError("embed_tokens_per_layer has fewer tokens than embed_tokens")
+            raise ModelFileError("tensor embed_tokens_per_layer has fewer tokens than the tensor embed_tokens")
         self._projection = loader.replicated_linear("model.per_layer_model_projection", total, settings.hidden)
         # The result is (embedding * sqrt(P) + norm(projection / sqrt(H))) / sqrt(2). A larger epsilon of the norm
         # has the effect of the factor 1 / sqrt(H) on its input.
@@ -257,7 +260,7 @@ class LayerInputs:
 
 
 class GatedInputs:
-    """Gemma 4's sublayer that reads the layer's own input: gate, projection, norm."""
+    """Gemma 4's sublayer for per-layer embeddings: gate, projection and norm."""
 
     def __init__(
         self, loader: Loader, prefix: str, index: int, settings: Settings, norm: Callable[[str], NormOp]
@@ -281,7 +284,7 @@ class GatedInputs:
 
 
 class ParallelExperts:
-    """Gemma 4's experts beside the MLP of a layer, each with a norm of its own."""
+    """Gemma 4's experts beside the MLP; experts and MLP have separate norms."""
 
     def __init__(self, loader: Loader, prefix: str, settings: Settings, norm: Callable[[str], NormOp]) -> None:
         hidden, count = settings.hidden, settings.positive("num_experts")
@@ -324,7 +327,7 @@ class Gemma4Block(Block):
         super().__init__(loader, mixer, mlp, norms, post_norms)
         self._after_mixer, self._after_mlp = post_norms
         self._experts = experts  # the experts beside the MLP; None without experts
-        # the part that reads the layer's own input; None without per-layer embeddings
+        # the sublayer that reads the per-layer embeddings; None without per-layer embeddings
         self._gated_inputs = gated_inputs
         self._factor = factor  # factor by which the residual stream is multiplied at the end of the layer
 

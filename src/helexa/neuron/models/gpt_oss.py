@@ -63,7 +63,8 @@ class GptOssReader(ExpertReader):
         self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
     ) -> Any:
         """Return a part of one expert's matrix, with all gate rows before all up rows."""
-        # GGUF files have separate gate and up tensors, in the usual order.
+        # Only names in GGUF files end with `.weight`. These files have separate gate and up tensors with [outputs,
+        # inputs], so the rows need no change.
         if name.endswith(".weight"):
             return super().matrix(name, shape, expert, ranges, columns)
         return self.loader.prepared(

@@ -40,8 +40,8 @@ class Granite(Llama):
         """Call `Llama.prepare`, then check the multipliers."""
         super().prepare()
         self._residual = self.settings.number("residual_multiplier")
-        # The multipliers cost no operations. The residual stream is kept divided by `residual_multiplier`, so that
-        # layers add their outputs unchanged.
+        # The multipliers need no additional operations, because other factors and weights contain them. The residual
+        # stream is kept divided by `residual_multiplier`, so that layers add their outputs unchanged.
         self._embedding = self.settings.number("embedding_multiplier") / self._residual
         self._logits = self.settings.number("logits_scaling")
 
@@ -75,7 +75,7 @@ class GraniteMoe(Granite):
 
     @classmethod
     def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `config` with the width of the MLP beside the experts."""
+        """Return `config` with the shared MLP's width under the usual key, too."""
         standard = super().standard_config(config)
         return standard | {"shared_expert_intermediate_size": standard["shared_intermediate_size"]}
 
@@ -183,7 +183,7 @@ class GraniteMoeHybrid(GraniteMoe):
 
     @classmethod
     def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `config` with current layer types and the width of Mamba-2 heads."""
+        """Return `config` with current names of layer types, and the Mamba-2 head width."""
         standard = super().standard_config(config)
         types = standard.get("layer_types") or standard.get("layers_block_type")
         if types is not None:

@@ -57,14 +57,15 @@ class Lfm2(Llama):
         standard["rms_norm_eps"] = standard["norm_eps"]
         standard["tie_word_embeddings"] = standard.get("tie_embedding", standard["tie_word_embeddings"])
         width = standard.get("block_ff_dim", standard["intermediate_size"])
-        # The width of a gated MLP with as many weights as an MLP without a gate, rounded up.
+        # A gated MLP with 2/3 of the width has as many weights as an MLP without a gate. The width is rounded up to a
+        # multiple of `block_multiple_of`.
         if standard["block_auto_adjust_ff_dim"]:
             multiplier, unit = standard["block_ffn_dim_multiplier"], standard["block_multiple_of"]
             width = int(2 * width / 3)
             width = width if multiplier is None else int(multiplier * width)
             width = -(-width // unit) * unit
         standard["intermediate_size"] = width
-        # Older configurations list the layers with attention.
+        # Older configurations list the indexes of the attention layers instead of the type of each layer.
         attention = standard.get("full_attn_idxs")
         if standard.get("layer_types") is None and attention is not None:
             layers = range(standard["num_hidden_layers"])
@@ -94,7 +95,8 @@ class Lfm2(Llama):
 class Lfm2Moe(WithExperts, Lfm2):
     """LFM2 with experts, after dense first layers.
 
-    The sigmoid of each score is the expert's value. A trained bias of each expert counts for the choice only.
+    The value of an expert is the sigmoid of its router score. A trained bias per expert influences only which experts
+    are chosen.
     """
 
     defaults: ClassVar = {

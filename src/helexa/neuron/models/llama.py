@@ -8,10 +8,10 @@ A layer's forward pass, for rows x [T, H] of a batch, with the residual stream x
     q, k = rotate(q, position), rotate(k, position)
     cache[page, slot] = k, v
     a = softmax(scale * q @ cache_k.T + mask) @ cache_v
-    x = x + a @ Wo.T                              # row-parallel in the mode `sum`: the ranks add results
+    x = x + a @ Wo.T                              # row-parallel if `tensor_parallel_mode` is `sum`: ranks add results
     h = rms_norm(x) * post_attention_layernorm
     g, u = h @ Wgate.T, h @ Wup.T                 # column-parallel
-    x = x + (act(g) * u) @ Wdown.T                # row-parallel in the mode `sum`
+    x = x + (act(g) * u) @ Wdown.T                # row-parallel if `tensor_parallel_mode` is `sum`
 
 `llama_variants.py` has the architectures that differ from Llama in a few lines. Reference: transformers
 `modeling_llama`.
@@ -137,7 +137,7 @@ class Llama(Decoder):
         return QkNorms(self.settings.eps, self.norm_offset, self.names.head_norms) if self.qk_norm else None
 
     def temperature(self) -> QueryTemperature | None:
-        """Return the factor of queries by their position; None without a factor."""
+        """Return the position-dependent factor of the queries; None without a factor."""
         return None
 
     def rope_of(self, index: int) -> Rope:

@@ -15,10 +15,10 @@ from helexa.neuron.ops.expert_routing_and_mixture import Routing
 
 
 class Ernie45Moe(WithExperts):
-    """ERNIE 4.5 MoE: Llama that rotates adjacent numbers of each head, with experts.
+    """ERNIE 4.5 MoE: Llama with experts; the rotation pairs adjacent numbers.
 
-    The value of an expert is its share of the softmax over all scores. A trained bias of each expert counts for the
-    choice only.
+    The value of an expert is its share of the softmax over all router scores. A trained bias per expert influences only
+    which experts are chosen.
     """
 
     defaults: ClassVar = {
@@ -45,7 +45,7 @@ class Ernie45Moe(WithExperts):
             raise ModelFileError("config: 'moe_layer_start_index' and 'moe_layer_end_index' must be whole numbers")
         if not first <= index <= (layers - 1 if last == -1 else last):
             return False
-        # Of these layers, only those whose number, counted from 1, is a multiple of the interval have experts.
+        # Between `first` and `last`, a layer has experts if its number, counted from 1, is a multiple of the interval.
         return (index + 1) % self.settings.positive("moe_layer_interval") == 0
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
@@ -63,7 +63,7 @@ class Ernie45Moe(WithExperts):
 
 
 class Glm4Moe(WithDeepSeekExperts):
-    """GLM-4 MoE: Llama with biases on queries, keys, values, head norms, and experts."""
+    """GLM-4 MoE: Llama with experts, biases on queries, keys, values, and head norms."""
 
     defaults: ClassVar = {
         **WithDeepSeekExperts.defaults,
@@ -82,7 +82,8 @@ class Glm4Moe(WithDeepSeekExperts):
 class MiniMaxM2(WithExperts):
     """MiniMax-M2: Llama with experts, and norms over all query and all key heads.
 
-    The sigmoid of each score is the expert's value. A trained bias of each expert counts for the choice only.
+    The value of an expert is the sigmoid of its router score. A trained bias per expert influences only which experts
+    are chosen.
     """
 
     defaults: ClassVar = {

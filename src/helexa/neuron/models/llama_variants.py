@@ -87,7 +87,7 @@ class Ministral3(Mistral):
 
 
 class Ernie45(Llama):
-    """Ernie 4.5: Llama that rotates adjacent numbers of each head."""
+    """Ernie 4.5: Llama whose rotation pairs adjacent numbers of each head."""
 
     defaults: ClassVar = {
         "head_dim": 128,
@@ -166,7 +166,7 @@ class Phi3(Mistral):
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rotary settings, with the factors from the tensors of a GGUF file."""
         settings = super().rope_settings(config)
-        # Older names of LongRoPE.
+        # In older Phi-3 configurations, `su` and `yarn` mean LongRoPE.
         if settings["rope_type"] in ("su", "yarn"):
             settings["rope_type"] = "longrope"
         key = "original_max_position_embeddings"
@@ -243,7 +243,7 @@ class StableLm(Llama):
 class Glm4(Llama):
     """GLM-4: Llama with norms around attention and MLP; rotates half of each head.
 
-    It rotates adjacent numbers.
+    The rotation pairs adjacent numbers of a head.
     """
 
     defaults: ClassVar = {
@@ -275,7 +275,7 @@ class ParallelBlock(Block):
 class Cohere(Llama):
     """Cohere: Llama with layer norms without biases; attention and MLP in parallel.
 
-    It rotates adjacent numbers of each head.
+    The rotation pairs adjacent numbers of each head.
     """
 
     defaults: ClassVar = {

@@ -58,13 +58,13 @@ class MuseGlimmer(Llama):
         if thetas is None:
             thetas = [0 if kind == "full_attention" else theta for kind in self.layer_types]
         if not isinstance(thetas, list) or len(thetas) != settings.layers or not all(x in (0, theta) for x in thetas):
-            raise ModelFileError(f"config: 'layer_rope_theta' must list 0 or {theta} for each of the layers")
+            raise ModelFileError(f"config: 'layer_rope_theta' must list 0 or {theta} for each layer")
         self._thetas, self._no_rotation = thetas, no_rotation(settings.head_dim, ops)
         self._embedding_norm = ops.rms_norm(tensors.ones(settings.hidden, device=ops.device), settings.eps)
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: every fourth has full attention."""
-        # Counted back from the last layer.
+        """Return the type of layer `index`: every fourth layer has full attention."""
+        # The layers are counted back from the last layer, which has full attention.
         return "sliding_attention" if (self.settings.layers - 1 - index) % 4 else "full_attention"
 
     def rope_of(self, index: int) -> Rope:
@@ -83,7 +83,7 @@ class MuseGlimmer(Llama):
         return factor * self.settings.head_dim**-0.5
 
     def norm(self, name: str) -> Any:
-        """Return the RMS norm `name.weight`; the final one scales the logits, too."""
+        """Return the RMS norm `name.weight`; the final norm also scales the logits."""
         loader, settings = self.loader, self.settings
         if name == self.names.norm:
             return loader.norm(name, settings.hidden, settings.eps, factor=settings.number("output_multiplier"))

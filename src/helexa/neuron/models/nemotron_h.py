@@ -82,7 +82,7 @@ class NemotronH(WithDeepSeekExperts):
             raise ModelFileError("config: 'layers_block_type' is missing")
         standard["layer_types"] = [_OLDER_TYPES.get(kind, kind) for kind in types]
         standard["num_hidden_layers"] = len(types)
-        if "moe" not in types:  # the kernels need not support the default widths of experts
+        if "moe" not in types:  # without experts, kernels need not support the default widths of experts
             standard |= dict.fromkeys(("moe_intermediate_size", "moe_shared_expert_intermediate_size"))
         return standard | {
             "mamba_d_head": standard["mamba_head_dim"],

@@ -87,13 +87,14 @@ class Exaone4(PostNormDecoder):
         """Return the type of layer `index`, from `sliding_window_pattern`.
 
         Raises:
-            ModelFileError: the setting is neither a positive number nor a text of L and G.
+            ModelFileError: the setting is neither a positive integer nor a string of the letters L and G.
         """
         settings = self.settings
         if settings.config["sliding_window"] is None:
             return "full_attention"
         pattern = settings.config["sliding_window_pattern"]
-        # A text such as `LLLG` repeats. A number n means that every n-th layer has full attention.
+        # A string such as `LLLG` is repeated for all layers: L is sliding attention, and G is full attention. A number
+        # n means that every n-th layer has full attention.
         if isinstance(pattern, str):
             if not pattern or not {*pattern} <= {"L", "G"}:
                 raise ModelFileError(f"config: 'sliding_window_pattern' is {pattern!r}, expected letters L and G")

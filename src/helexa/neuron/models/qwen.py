@@ -72,7 +72,7 @@ class WithImagePositions(Llama):
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rotary settings with the number of frequencies of each axis."""
         settings = rope_settings(config)
-        # The key `mrope_section` already selects M-RoPE.
+        # The type `mrope` is not needed, because the key `mrope_section` already selects M-RoPE.
         if settings["rope_type"] == "mrope":
             settings["rope_type"] = "default"
         rotated = int(self.settings.head_dim * settings["partial_rotary_factor"])
@@ -82,14 +82,14 @@ class WithImagePositions(Llama):
 
 
 class Qwen25Vl(WithImagePositions, Qwen2):
-    """Qwen2.5 with positions of images."""
+    """Qwen2.5 with positions of images (M-RoPE)."""
 
     sections = (16, 24, 24)
     axes_alternate = False
 
 
 class Qwen3Vl(WithImagePositions, Qwen3):
-    """Qwen3 with positions of images, and with DeepStack in its vision tower."""
+    """Qwen3 with positions of images (M-RoPE), and DeepStack in its vision tower."""
 
     sections = (24, 20, 20)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 
-_LARGEST = 1 << 24
+_LARGEST = 1 << 24  # numbers in the configuration must be smaller
 
 SERVED_CONTEXT = "served_context"  # Key that the engine adds to a configuration: the option `context_length`
 
-# Values that do not change the computation, of settings that most architectures here do not implement. No tensor would
-# show that a model uses such a setting, so the values are checked. None stands for a missing setting.
+# Settings that most architectures do not implement, with the values that do not change the computation. `Decoder`
+# rejects other values, because no tensor would show that a model uses the setting. None stands for a missing setting.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),  # a checkpoint reader that supports the quantization removes the setting
     "attention_multiplier": (None,),
@@ -160,8 +160,8 @@ class Settings:
 
 def _extended_context(config: Mapping[str, Any], stated: int) -> int:
     """Return the stated context, or the longer context to which YaRN extends it."""
-    # Model cards tell users to add YaRN to a configuration without changing `max_position_embeddings`. A value below
-    # the context before YaRN is a limit.
+    # Model cards tell users to add YaRN to a configuration without changing `max_position_embeddings`. If this setting
+    # is below `original_max_position_embeddings`, it limits the context and is not extended.
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)
         if isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type")) == "yarn":
@@ -176,7 +176,7 @@ def _extended_context(config: Mapping[str, Any], stated: int) -> int:
 def _context_of_plain_attention(config: Mapping[str, Any], stated: int) -> int:
     """Return how many positions a model supports without dual chunk attention."""
     # Qwen2.5-1M and the long configurations of Qwen3-2507 state 1,010,000 positions, which they reach only with dual
-    # chunk attention (An et al., 2024). Up to the length of training, the result is the same without it.
+    # chunk attention (An et al., 2024). Up to the trained length, ordinary attention computes the same result.
     chunks = config.get("dual_chunk_attention_config")
     trained = chunks.get("original_max_position_embeddings") if isinstance(chunks, Mapping) else None
     return min(stated, trained) if isinstance(trained, int) and trained > 0 else stated
@@ -188,9 +188,9 @@ class TensorNames:
 
     embedding: str = "model.embed_tokens"  # name of the token embedding
     norm: str = "model.norm"  # name of the final norm
-    # names, in a decoder layer, of the norms before the mixer and before the feed-forward layer; None without
+    # names, in a decoder layer, of the norms before the mixer and before the feed-forward layer; None without norms
     block_norms: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
-    # names, in a decoder layer, of the norms after the mixer and after the feed-forward layer; None without
+    # names, in a decoder layer, of the norms after the mixer and after the feed-forward layer; None without norms
     post_norms: tuple[str, str] | None = None
     mlp: str = "mlp"  # name of the feed-forward layer in a decoder layer
     # names of the projections gate, up and down in the feed-forward layer

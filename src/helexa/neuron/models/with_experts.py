@@ -40,7 +40,8 @@ class WithExperts(Llama):
 
     def has_experts(self, index: int) -> bool:
         """Return whether layer `index` has a mixture of experts instead of a dense MLP."""
-        # The setting lists dense layers. Of the other layers, every `decoder_sparse_step`-th has experts.
+        # A layer that `mlp_only_layers` does not list has experts if its number, counted from 1, is a multiple of
+        # `decoder_sparse_step`.
         dense = self.settings.config.get("mlp_only_layers") or []
         return index not in dense and (index + 1) % self.settings.positive("decoder_sparse_step", 1) == 0
 
@@ -112,7 +113,7 @@ class WithDeepSeekExperts(WithExperts):
         """Return the restriction to `topk_group` of `n_group` groups; None without groups.
 
         Args:
-            summed: how many of a group's best experts rate the group: the sum of their ranks is the rank of the group.
+            summed: number of best experts in a group whose ranks are added to get the rank of the group.
 
         Raises:
             ModelFileError: `n_group` does not divide the number of experts, a group has fewer than `summed` experts,

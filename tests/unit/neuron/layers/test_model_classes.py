@@ -10,7 +10,7 @@ from helexa.neuron.models.with_experts import WithDeepSeekExperts, WithExperts
 
 
 def test_model_class_that_inherits_an_attribute_from_two_bases_is_an_error() -> None:
-    with pytest.raises(TypeError, match=r"Mixed must set '(defaults|implemented|supported)': .* both do"):
+    with pytest.raises(TypeError, match=r"Mixed must set '(defaults|implemented|supported)', because .* both set it"):
         type("Mixed", (WithDeepSeekExperts, Qwen3), {})
 
 

@@ -31,7 +31,7 @@ _FULL, _WINDOW = "full_attention", "window_attention"
 class MuseGlimmerTower(VisionTower):
     """Muse Glimmer's vision transformer: most layers attend in square windows.
 
-    It has learned and rotary positions. The hidden states of a block of patches are concatenated for the projector.
+    The positions are learned and rotary. The hidden states of a block of patches are concatenated for the projector.
     """
 
     supported: ClassVar = {"hidden_act": ("gelu",), "patch_temporal": (_STEPS,)}
@@ -85,7 +85,7 @@ class MuseGlimmerTower(VisionTower):
         (grid,) = layout.tiles
         ops, hidden_size = self.loader.ops, self.settings.hidden
         rows, columns = block_order(grid, self._square)
-        places = rows * grid.columns + columns  # the number of each patch in the order of rows
+        places = rows * grid.columns + columns  # the index of each patch in row-major order
         # As in the reference, the position of a patch is looked up with rows and columns of the grid exchanged.
         across = grid._replace(rows=grid.columns, columns=grid.rows)
         positions = interpolated_with_zeros(self._table, self._side, across, places // grid.rows, places % grid.rows)

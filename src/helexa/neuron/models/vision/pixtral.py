@@ -55,7 +55,8 @@ class PixtralTower(VisionTower):
         """Read the norm of the patches and the projector, and check their settings."""
         loader, hidden = self.loader, self.settings.hidden
         self._merges = self.config["model_type"] == "mistral3"
-        # A missing setting of LLaVA would mean another layer without its first patch, so LLaVA must state its settings.
+        # The default values of LLaVA select another layer and drop the first patch, which is not implemented.
+        # Therefore, configurations of LLaVA must state the first two settings.
         default = (None,) if self._merges else ()
         supported = {
             "vision_feature_layer": (*default, -1),
@@ -67,7 +68,7 @@ class PixtralTower(VisionTower):
                 raise UnsupportedModelError(f"config: '{key}' is {self.config.get(key)!r}, supported: {values[-1]!r}")
         self._square = self.config.get("spatial_merge_size", 2) if self._merges else 1
         if type(self._square) is not int or not 0 < self._square < 16:
-            raise ModelFileError(f"config: 'spatial_merge_size' is {self._square!r}, expected a small positive number")
+            raise ModelFileError(f"config: 'spatial_merge_size' is {self._square!r}, expected a number from 1 to 15")
         self._theta = self.rope_theta(_THETA)
         self._embedding_norm = loader.rms_norm("ln_pre", hidden, _EPS)
         text = self.config.get("text_config") or {}

@@ -103,7 +103,7 @@ class Qwen35Tower(QwenTower):
         for index in range(self.settings.layers):
             delta = self.run(index, hidden, delta, frames)
             if index in self.deepstack_layers:
-                # The residual stream of this layer is needed in full.
+                # The projection reads the complete residual stream, so the layer's output is added now.
                 hidden, delta = hidden + delta, None
                 deepstack.append(self.deepstack(index, hidden))
         return ImageFeatures(self._merger(hidden if delta is None else hidden + delta), tuple(deepstack))
@@ -119,10 +119,10 @@ class Qwen35Tower(QwenTower):
 
 
 class Qwen3VlTower(Qwen35Tower):
-    """Qwen3.5's tower with deepstack: text layers receive hidden states, too."""
+    """Qwen3.5's tower with DeepStack: text layers also receive hidden states."""
 
     def prepare(self) -> None:
-        """Call `Qwen35Tower.prepare`, then read the mergers of the deepstack layers."""
+        """Call `Qwen35Tower.prepare`, then read the mergers of the DeepStack layers."""
         super().prepare()
         layers = self.settings.config.get("deepstack_visual_indexes") or []
         if not isinstance(layers, list) or not set(layers) <= set(range(self.settings.layers)):
@@ -189,5 +189,5 @@ class Qwen25VlTower(QwenTower):
         for index in range(self.settings.layers):
             delta = self.run(index, hidden, delta, whole if index in self._full_layers else windows)
         merged = self._merger(hidden if delta is None else hidden + delta)
-        # Back to the order of the prompt's tokens.
+        # The embeddings return from the order of windows to the order of the prompt's tokens.
         return ImageFeatures(merged[order.argsort().to(ops.device)])

@@ -94,7 +94,7 @@ class Gemma3Tower(SiglipTower):
         self.width = self.loader.width(_GEMMA3_PROJECTION)
 
     def encode(self, pixels: Tensor, layout: ImageLayout) -> ImageFeatures:
-        """Return the embeddings of an image, whose patches are in the order of rows."""
+        """Return the embeddings of an image, whose patches are in row-major order."""
         hidden = self.encode_patches(pixels, self.table, (self.side**2,)).float()
         side, square = self._tokens_per_side, self.side // self._tokens_per_side
         pooled = hidden.view(side, square, side, square, -1).mean(dim=(1, 3)).view(side**2, -1)
@@ -109,7 +109,7 @@ class Idefics3Tower(SiglipTower):
         super().prepare()
         self._square = self.config.get("scale_factor", 2)
         if type(self._square) is not int or not 0 < self._square <= self.side:
-            raise ModelFileError(f"config: 'scale_factor' is {self._square!r}, expected a small positive number")
+            raise ModelFileError(f"config: 'scale_factor' is {self._square!r}, expected 1 to {self.side}")
         self.width = self.loader.rows(f"{_IDEFICS3_PROJECTION}.weight")
         self._projection = self.loader.linear(_IDEFICS3_PROJECTION, self.width, self.settings.hidden * self._square**2)
 
@@ -127,7 +127,7 @@ class Idefics3Tower(SiglipTower):
 
 def _buckets(size: int, side: int) -> Tensor:
     """Map `size` rows (or columns) of patches to rows of the position table, int64."""
-    # As in transformers, with the same float32 numbers.
+    # Computed in float32 as in transformers, because another rounding could map a place to another row.
     boundaries = tensors.arange(1 / side, 1.0, 1 / side)
     places = tensors.arange(size, dtype=tensors.float32) * (1.0 / size)
     return tensors.bucketize(places.clamp(max=1.0 - 1e-6), boundaries, right=True)

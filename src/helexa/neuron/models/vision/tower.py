@@ -43,8 +43,8 @@ class VisionTower:
     whole: bool = False  # whether an image token attends to all tokens of its image in the text model
 
     width: int  # H, the width of the embeddings. It must be the hidden size of the text model.
-    # If the text model has positions with three axes (M-RoPE), `merge` x `merge` patches become one token. 0 for other
-    # text models.
+    # Only set if the text model has positions with three axes (M-RoPE): `merge` x `merge` patches become one token. 0
+    # for other text models.
     merge: int = 0
 
     def __init__(self, config: Mapping[str, Any], loader: Loader) -> None:
