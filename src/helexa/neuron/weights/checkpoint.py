@@ -21,7 +21,7 @@ class Checkpoint(Protocol):
     """
 
     # The text model's configuration, with the keys of Hugging Face's `config.json`. The keys of a nested `text_config`
-    # are moved to the top level. `model_type` is the name of a module in `helexa.neuron.models`.
+    # are moved to the top level. `model_type` selects the model's class in `helexa.neuron.models`.
     config: dict[str, Any]
     total_bytes: int  # total size of the tensors in the files, in bytes
 
@@ -58,6 +58,7 @@ class Checkpoint(Protocol):
         its memory may be a mapping of the file, which becomes invalid if another process truncates the file.
 
         Args:
+            index: index of one matrix in a stack of matrices; None for the whole tensor.
             part: rows and columns to read. The columns must be whole blocks (see `column_block`).
 
         Raises:
@@ -111,7 +112,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def require_floats(name: str, weight: Weight) -> None:
     """Raise a ModelFileError if a tensor has integers, which cannot be weights."""
-    # For example, the codes of a quantization that the configuration does not state would be read as the weights.
+    # Without this check, the integer codes of a quantization that the configuration does not state would be used as
+    # weights.
     if isinstance(weight, Tensor) and "float" not in tensors.dtype_name(weight.dtype):
         raise ModelFileError(
             f"tensor {name} has the dtype {tensors.dtype_name(weight.dtype)}, expected floating-point numbers; if the "

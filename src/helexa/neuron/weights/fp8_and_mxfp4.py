@@ -24,7 +24,7 @@ _DEFAULT_BLOCK_SIZE = [128, 128]
 _MAX_BLOCK_SIZE = 1 << 20
 # Numbers that share a scale, from the specification of the MX formats (Open Compute Project, 2023).
 _MXFP4_GROUP = 32
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in units of 1/2
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # value of each code, in units of 1/2
 
 
 class StoredTensor(Protocol):
@@ -92,7 +92,7 @@ class Fp8Tensor:
 
     @property
     def column_block(self) -> int:
-        """1, because the tensor is dequantized."""
+        """1, because a dequantized tensor has no blocks."""
         return 1
 
     def read(self, index: int | None = None, part: Part = WHOLE) -> Tensor:
@@ -100,6 +100,7 @@ class Fp8Tensor:
         # The weight is always multiplied by the scale, even if the name of the scale tensor ends in `_inv` (inverse).
         weight = self.weight.read(index, part).float()
         scale = self.scale.read(index if len(self.scale.shape) > 2 else None)
+        # A scale in uint8 is an exponent of 2 with a bias of 127.
         scale = (scale.float() - 127).exp2() if scale.dtype == tensors.uint8 else scale.float()
         if scale.numel() == 1:
             return weight.mul_(scale)
@@ -161,18 +162,22 @@ class Mxfp4Tensor:
         """Return one matrix, or a part of it, with the codes of the file.
 
         Raises:
-            ModelFileError: a stack of matrices is read without `index`, or a single matrix with it, or the file cannot
+            ModelFileError: `index` is missing for a stack of matrices or given for a single matrix, or the file cannot
                 be read.
             ValueError: the columns of the part are not whole groups of 32.
         """
         if (index is None) != (len(self.shape) == 2):
-            raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
+            raise ModelFileError(
+                f"tensor {self.blocks.name} of shape {list(self.shape)} must be read one matrix at a time"
+            )
         rows = Part(part.rows)
         packed, exponents = self.blocks.read(index, rows), self.scales.read(index, rows)
         if part.columns is not None:
             groups = block_numbers(part.columns, _MXFP4_GROUP)
             if groups is None:
-                raise ValueError(f"columns of {self.blocks.name} that are not whole groups of {_MXFP4_GROUP}")
+                raise ValueError(
+                    f"the columns to read from {self.blocks.name} are not whole groups of {_MXFP4_GROUP} columns"
+                )
             packed, exponents = packed[:, groups], exponents[:, groups]
         return _mxfp4(packed, exponents)
 
@@ -182,9 +187,10 @@ class Mxfp4Tensor:
 
 
 def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
-    # A byte holds two e2m1 codes. The first one is in the low bits.
+    # A byte holds two e2m1 codes, the first code in the low bits.
     codes = tensors.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
-    unit = tensors.ldexp(tensors.ones_like(exponents, dtype=tensors.float32), exponents.int() - 128)  # codes: in halves
+    # The bias of the exponents is 127. The unit has one factor of 1/2 more, because `_E2M1` has units of 1/2.
+    unit = tensors.ldexp(tensors.ones_like(exponents, dtype=tensors.float32), exponents.int() - 128)
     table = tensors.tensor(_E2M1, dtype=tensors.int8)
     return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_MXFP4_GROUP, table=table)
 
@@ -223,7 +229,9 @@ def _block_size(stated: Any) -> tuple[int, int]:
     sizes = _DEFAULT_BLOCK_SIZE if stated is None else stated
     valid = isinstance(sizes, list) and all(type(size) is int and 0 < size <= _MAX_BLOCK_SIZE for size in sizes)
     if not valid or len(sizes) != 2:
-        raise ModelFileError("config: 'weight_block_size' is not a pair of sizes")
+        raise ModelFileError(
+            f"config: 'weight_block_size' is {str(stated)[:40]!r}, expected two sizes such as {_DEFAULT_BLOCK_SIZE}"
+        )
     return sizes[0], sizes[1]
 
 

@@ -129,7 +129,9 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     outer = {key: value for key, value in config.items() if key in _OF_TEXT or not key.endswith("_config")}
     flat = {**outer, **inner}
     if _TIED in config and _TIED in inner and config[_TIED] != inner[_TIED]:
-        del flat[_TIED]  # versions of transformers read different ones of these settings; here the tensors decide
+        # Versions of transformers differ in which of the two settings they read. Without the setting, the tensors of
+        # the model decide.
+        del flat[_TIED]
     if isinstance(flat.get("model_type"), str):
         flat["model_type"] = flat["model_type"].removesuffix("_text")
     return flat
@@ -238,7 +240,7 @@ class TensorFile:
             raise IndexError(f"tensor {tensor} has {count} rows, not rows {first} to {stop - 1}")
         span = max(stop - first, 0)
         stored = self.read(
-            # If rows between are skipped, reading ahead would read them, too.
+            # `ahead` is false if rows of the range are skipped, because reading ahead would also read these rows.
             offset + first * columns * nbytes,
             span * columns * nbytes,
             tensor,

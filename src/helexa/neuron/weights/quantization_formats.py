@@ -22,9 +22,9 @@ _VOCABULARY = ("embed_tokens", "embed_tokens_per_layer", "lm_head")
 _EDGE = 8  # the first 1/8 and the last 1/8 of the layers get the better formats
 
 _BETTER = {"q4_0": "q6k", "q4_1": "q6k", "q4k": "q6k", "q5_0": "q6k", "q5_1": "q6k", "q5k": "q6k", "q6k": "q8_0"}
-_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # used if rows do not divide into whole `stretch`es
+_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # for rows that are not whole stretches
 
-_AUTOMATIC = ("bf16", "q8_0", "q6k", "q4k")
+_AUTOMATIC = ("bf16", "q8_0", "q6k", "q4k")  # candidates for `auto`, from the most precise to the smallest
 _MAX_MEMORY_SHARE = 0.5  # maximum share of the free memory that the weights may take
 
 _TOWER_FORMAT = "q8_0"
@@ -162,7 +162,7 @@ class QuantPolicy:
         if match is None:
             return None
         chosen = self.quant
-        # Errors of the embedding and the output head affect every token.
+        # Embedding and output head get at least q6k, because their errors affect every token.
         if match["module"] in _VOCABULARY:
             chosen = chosen if QUANT_FORMATS[chosen].bits > QUANT_FORMATS["q6k"].bits else "q6k"
         elif match["module"] in _SENSITIVE and self._at_edge(int(match["layer"] or 0)):
@@ -174,7 +174,7 @@ class QuantPolicy:
         return QUANT_FORMATS[chosen]
 
     def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Return the bytes in memory of weights with these shapes, by name."""
+        """Return the size in memory, in bytes, of weights whose `shapes` are by name."""
         total = 0.0
         for name, shape in shapes.items():
             count = 1
@@ -196,12 +196,13 @@ def automatic(shapes: Mapping[str, tuple[int, ...]], layers: int, file_bytes: in
     Args:
         shapes: shapes of the checkpoint's tensors by name.
         file_bytes: size of the tensors in the files, in bytes.
+        free_bytes: free memory, in bytes.
     """
     budget = _MAX_MEMORY_SHARE * free_bytes
     if file_bytes <= budget:
         return _AUTOMATIC[0]
     fitting = (quant for quant in _AUTOMATIC if QuantPolicy(quant, layers).weight_bytes(shapes) <= budget)
-    # If no candidate is small enough, the smallest one. Loading then reports what does not fit.
+    # If no candidate is small enough, return the smallest candidate. The load then reports what does not fit.
     return next(fitting, _AUTOMATIC[-1])
 
 

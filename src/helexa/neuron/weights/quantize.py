@@ -83,7 +83,8 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
         inverse = _inverse(count * sum_ll - sum_l * sum_l)
         m = (sum_ll * total - sum_l * sum_lx) * inverse
         s = (count * sum_lx - total * sum_l) * inverse
-        through = (m > 0) | ((inverse == 0) & (sum_ll > 0))  # the fitted line has no minimum: it goes through 0
+        # If the fitted minimum is positive, or all codes are equal, fit a line through 0 instead.
+        through = (m > 0) | ((inverse == 0) & (sum_ll > 0))
         m = m.masked_fill_(through, 0)
         s = tensors.where(through, (sum_lx * _inverse(sum_ll)).clamp_(min=0), s)
         # Find the smallest squared error by its largest reduction, which can be computed without a second pass.
@@ -97,7 +98,7 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _ray(groups: Tensor, bits: int) -> Tensor:
     """Return each group's scale, [rows, groups], for signed `bits`-bit codes.
 
-    Below 8 bits, the function searches for the scale with the smallest squared error per group. Such a scale may be
+    Below 8 bits, the function searches for the scale with the smallest squared error per group. The scale may be
     negative.
     """
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
@@ -120,8 +121,8 @@ def _scale(values: Tensor, stretches: int | None, most: int) -> GroupScale:
 
     Args:
         values: one scale or minimum per group.
-        stretches: number of stretches per row, which are adjacent groups that share a unit. None to encode each value
-            as float16.
+        stretches: number of stretches per row. A stretch is several adjacent groups that share a unit. None to encode
+            each value as float16.
         most: integer code of the value with the largest magnitude in its stretch.
     """
     if stretches is None:

@@ -16,7 +16,7 @@ class GroupScale:
     """The scales or minimums of a quantized matrix, one per group: [rows, groups].
 
     The numbers are stored as in the model file: as one floating-point number per group, or as integer codes with a unit
-    that several groups share.
+    that several groups share. N is the number of rows, and G the number of groups in a row.
     """
 
     unit: Tensor  # float16 or float32 [N, U]. U divides G, and each unit applies to G / U adjacent groups.
@@ -50,7 +50,7 @@ class GroupwiseTensor:
 
     A group is adjacent columns in a row. A matrix that was quantized in the model file keeps the exact codes and scales
     of the file. A weight is `scale * (code - zero) + minimum`. In formats with a table of values, a weight is `scale *
-    table[code]`.
+    table[code]`. N is the number of rows, and K the number of columns.
     """
 
     codes: Tensor  # uint8 [N, K], one unsigned code per byte, less than 2 ** bits

@@ -167,7 +167,8 @@ class SafetensorsCheckpoint(StoredTensors):
         )
         tied = names_of is None and self.config.get("tie_word_embeddings") is not False
         if tied and _HEAD_WEIGHT in names and not any("embed" in name for name in names):
-            # Of two tensors that share memory, `safetensors.torch.save_model` writes only the first by name.
+            # The embedding is stored under the name of the output head: of two tensors that share memory,
+            # `safetensors.torch.save_model` writes only the first by name.
             names[_EMBEDDING] = names.pop(_HEAD_WEIGHT)
         skipped = tensors.keys() - names.values()
         self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
@@ -180,7 +181,7 @@ class SafetensorsCheckpoint(StoredTensors):
         text = {name: tensors[stored] for name, stored in names.items()}
         super().__init__(stored_tensors(text, self.config), lambda name: f"{folder}: no tensor {name}")
         if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():
-            self.config.pop("tie_word_embeddings", None)  # embeddings need no output head, whatever the setting says
+            self.config.pop("tie_word_embeddings", None)  # an embedding model needs no output head, so ignore it
 
     def stored_name(self, name: str) -> str:
         """Return the name of tensor `name` in the files."""

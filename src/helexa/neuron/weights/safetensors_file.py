@@ -82,7 +82,7 @@ class FileTensor:
         rows, itemsize = (self.shape or (1,))[0], self.dtype.itemsize
         matrix = (rows, self.nbytes // rows // itemsize, itemsize)
         stored = self.file.read_part(self.offset, matrix, part, self.name)
-        if self.offset % itemsize:  # the tensor is not aligned to its item size
+        if self.offset % itemsize:  # `view` needs data that is aligned to the item size
             stored = stored.copy()
         return tensors.from_numpy(stored).view(self.dtype).view(part.shape(self.shape))
 

@@ -92,7 +92,8 @@ def _open_mmproj(file: GgufFile, settings: VisionConfig) -> VisionCheckpoint:
         tensor = file.tensors[gguf_name]
         if tensor.type not in SUPPORTED_TYPES:
             raise ModelFileError(
-                f"{file.path.name}: unsupported tensor type {tensor.type.name} in {gguf_name}", advice="load one in F16"
+                f"{file.path.name}: unsupported tensor type {tensor.type.name} in {gguf_name}",
+                advice="use an mmproj file with F16 weights",
             )
         # llama.cpp's converter adds 1 to the weight of this norm.
         shift = -1.0 if name == _SHIFTED_NORM else 0.0

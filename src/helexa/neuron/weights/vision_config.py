@@ -113,7 +113,10 @@ class VisionConfig(NamedTuple):
 
 
 def has_vision(model: Path, mmproj: Path | None = None) -> bool:
-    """Return whether the model seems to have a vision part (`read_vision_config`)."""
+    """Return whether the model seems to have a vision part.
+
+    The vision part is not validated. For the arguments, see `read_vision_config`.
+    """
     if mmproj is not None:
         return True
     if model.is_dir() and any(model.glob("*.safetensors")):
@@ -125,7 +128,7 @@ def _has_known_vision(config: Mapping[str, Any]) -> bool:
     vision, model_type = config.get("vision_config"), config.get("model_type")
     if not isinstance(vision, dict) or model_type not in _DEFAULTS:
         return False
-    # The other models of this type have CLIP towers.
+    # Models of the type `llava` with other towers than Pixtral have CLIP towers, which are not supported.
     return model_type != "llava" or vision.get("model_type") == "pixtral"
 
 

@@ -108,10 +108,10 @@ def test_fp8_checkpoint_may_have_unquantized_modules(tmp_path: Path) -> None:
         ({NAME: fp8(64, 96)}, {}, f"{NAME} is in fp8, but {NAME}_scale_inv is missing"),
         ({NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(3, 3)}, {}, "does not fit"),
         ({NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(1, 4, 3)}, {}, "does not fit"),
-        ({}, {"weight_block_size": [16]}, "'weight_block_size' is not a pair of sizes"),
-        ({}, {"weight_block_size": [16, 0]}, "'weight_block_size' is not a pair of sizes"),
-        ({}, {"weight_block_size": "16"}, "'weight_block_size' is not a pair of sizes"),
-        ({}, {"weight_block_size": [1 << 70, 1]}, "'weight_block_size' is not a pair of sizes"),
+        ({}, {"weight_block_size": [16]}, "expected two sizes such as"),
+        ({}, {"weight_block_size": [16, 0]}, "expected two sizes such as"),
+        ({}, {"weight_block_size": "16"}, "expected two sizes such as"),
+        ({}, {"weight_block_size": [1 << 70, 1]}, "expected two sizes such as"),
     ],
 )
 def test_invalid_fp8_tensors_are_rejected(

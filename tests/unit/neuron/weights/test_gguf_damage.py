@@ -108,5 +108,7 @@ def test_very_long_tensor_names_do_not_appear_in_error_messages(write_gguf: Call
 
     with pytest.raises(ModelFileError, match=r"^model\.gguf: general\.architecture is missing or not a name; "):
         GgufCheckpoint(write_gguf("x" * length))
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: key qwen2\.rope\.scaling\.type is not a name; "):
+    with pytest.raises(
+        ModelFileError, match=r"^model\.gguf: key qwen2\.rope\.scaling\.type is not a short printable text; "
+    ):
         GgufCheckpoint(write_gguf("qwen2", {"output.weight": np.ones((2, 2), np.float32)}, keys))

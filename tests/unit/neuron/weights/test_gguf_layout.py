@@ -107,7 +107,7 @@ def test_tensor_whose_size_does_not_match_the_value_heads_is_rejected(
     path = write_gguf("qwen35", {f"blk.0.{name}.weight": np.zeros((33, 33), np.float32)}, linear_keys)
     with (
         GgufCheckpoint(path) as checkpoint,
-        pytest.raises(ModelFileError, match=f"the {axis} of .* do not match 4 value heads"),
+        pytest.raises(ModelFileError, match=f"has 33 {axis}, which do not match 4 value heads"),
     ):
         checkpoint.read(checkpoint.names()[0])
 
@@ -169,7 +169,7 @@ def test_separate_scale_tensor_of_the_wrong_shape_is_rejected(write_gguf: WriteG
     tensors = {"output.weight": np.ones((32, HIDDEN), np.float32), "output.scale": np.ones(2, np.float32)}
     with (
         GgufCheckpoint(write_gguf("qwen3moe", tensors, expert_keys)) as checkpoint,
-        pytest.raises(ModelFileError, match=r"tensor output\.scale is not 1 numbers of float32"),
+        pytest.raises(ModelFileError, match=r"tensor output\.scale is F32 \[2\], expected F32 \[1\]"),
     ):
         checkpoint.read("lm_head.weight")
 

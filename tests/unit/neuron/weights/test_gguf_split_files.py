@@ -120,7 +120,9 @@ def test_tensor_in_two_parts_of_a_split_gguf_is_rejected(folder: Path) -> None:
 
 def test_split_gguf_with_a_wrong_tensor_count_is_rejected(folder: Path) -> None:
     change(folder / NAMES[0], "split.tensors.count", 5, 6, "<i")
-    with pytest.raises(ModelFileError, match=f"^{NAMES[0]}: the parts hold 5 tensors, not 6; download them again$"):
+    with pytest.raises(
+        ModelFileError, match=f"^{NAMES[0]}: the parts hold 5 tensors, expected 6; download them again$"
+    ):
         open_checkpoint(folder)
 
 

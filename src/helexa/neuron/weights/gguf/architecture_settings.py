@@ -22,7 +22,7 @@ def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
             "expert_count", "is not 0: a mixture of experts of this architecture is not supported"
         )
     window = _window(metadata)
-    return {"model_type": "mistral", **window} if window else {}  # a sliding window is the only difference from llama
+    return {"model_type": "mistral", **window} if window else {}  # a sliding window is Mistral's only difference
 
 
 def _mistral3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _gemma2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        # The file does not contain this value. It differs only in the 27B model, the only model with 46 layers.
+        # The file does not contain this value. It is the head width, except in the 27B model. Only 27B has 46 layers.
         "query_pre_attn_scalar": hidden // heads if config["num_hidden_layers"] == 46 else config["head_dim"],
         "layer_types": metadata.windowed_layers(config["num_hidden_layers"], every=2),
         "sliding_window": metadata.integer("attention.sliding_window", 4096),
@@ -156,7 +156,7 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     window = _window(metadata)
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        # The file does not contain this value. It differs only in the 27B model, the only model with 62 layers.
+        # The file does not contain this value. It is the head width, except in the 27B model. Only 27B has 62 layers.
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim,
         "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
         "layer_types": metadata.windowed_layers(config["num_hidden_layers"], every=6)
@@ -232,7 +232,7 @@ def _shared_layers(metadata: Metadata, layers: int) -> int:
 
 
 def _soft_cap(metadata: Metadata, key: str, default: float | None = None) -> float | None:
-    """Return the soft cap at `key` (None if it is 0: no cap), or else `default`."""
+    """Return the soft cap at `key`; None if it is 0; `default` if the key is missing."""
     if key not in metadata:
         return default
     return metadata.number(key) if metadata.is_set(key) else None
@@ -263,7 +263,7 @@ def _window(metadata: Metadata) -> dict[str, Any]:
     return {"sliding_window": window} if window else {}
 
 
-# Architecture -> model type, and the functions that add family-specific keys.
+# For each GGUF architecture: the `model_type`, and the functions that read the keys that only some architectures have.
 FAMILIES: dict[str, tuple[str, tuple[_ConfigReader, ...]]] = {
     "llama": ("llama", (_dense, _llama)),
     "mistral3": ("mistral", (_dense, _mistral3)),

@@ -91,10 +91,11 @@ def _decoded(kind: GgmlType, blocks: Tensor) -> GroupwiseTensor:
     # torch uses several threads itself, but numpy does not.
     parts = blocks.split(-(-blocks.shape[0] // count))
     with ThreadPoolExecutor(len(parts)) as threads:
-        # numpy's settings for infinity and NaN are part of the context.
+        # Each thread gets a copy of the context, because numpy's error settings for infinity and NaN are part of it.
         results = [threads.submit(copy_context().run, decoder, part) for part in parts]
         decoded = [result.result() for result in results]
-    if len({part.scale.unit.dtype for part in decoded}) > 1:  # MXFP4 chooses the dtype by all units
+    if len({part.scale.unit.dtype for part in decoded}) > 1:
+        # The decoder of MXFP4 chooses the dtype by the values of all scales, so the parts may have different dtypes.
         return decoder(blocks)
     return joined(decoded)
 
@@ -102,7 +103,8 @@ def _decoded(kind: GgmlType, blocks: Tensor) -> GroupwiseTensor:
 def growth(kind: GgmlType) -> float:
     """Return the size of a GGUF weight in memory, relative to its size in the file.
 
-    Kernels for GPUs store no indexes into codebooks, and take more memory.
+    The result is for kernels that store codebook entries as indexes. Kernels for GPUs store the codes instead, which
+    takes more memory.
     """
     elements, nbytes = BLOCK_SIZES[kind]
     block = decode(kind, np.zeros(nbytes, np.uint8), (1, elements))
@@ -110,9 +112,9 @@ def growth(kind: GgmlType) -> float:
         return 1.0
     scale_bytes = sum(scale.nbytes for scale in (block.scale, block.minimum) if scale is not None)
     bits = block.bits
-    # Indexes of codebook entries take the place of the codes.
+    # In memory, the indexes of codebook entries and the signs replace the codes.
     if block.codebook is not None:
         entries, width = block.codebook.shape
-        signs = 1 if kind in (GgmlType.IQ1_S, GgmlType.IQ1_M) else width  # IQ1 has one shift per entry
+        signs = 1 if kind in (GgmlType.IQ1_S, GgmlType.IQ1_M) else width  # one shift per entry in IQ1
         bits = (math.log2(entries) + signs) / width
     return (elements * bits / 8 + scale_bytes) / nbytes

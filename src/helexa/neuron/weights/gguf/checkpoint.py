@@ -22,7 +22,7 @@ from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 _log = logging.getLogger("helexa.neuron.weights")
-_WARNING_GROWTH = 1.25
+_WARNING_GROWTH = 1.25  # size in memory, relative to the size in the file, above which a warning is logged
 _PREDICTION = ".nextn."  # in the name of a tensor that only layers of multi-token prediction have
 # Prefixes of tensors that Ollama's converter adds to a model's file: the encoder of images, and multi-token prediction.
 # Answers to texts do not depend on these tensors. The converter's files of other architectures are not supported,
@@ -56,7 +56,8 @@ class GgufCheckpoint:
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
         # meta weights by type, whether scaled, whether columns are reordered, and shape
         self._on_meta: dict[tuple[GgmlType, bool, bool, tuple[int, ...]], Weight] = {}
-        # Weights may take more memory than the file, so that a file smaller than memory may not fit.
+        # Weights may take more memory than in the file. A model may therefore not fit into memory although its file is
+        # smaller than the memory.
         self._warn_of_growth()
 
     def __enter__(self) -> Self:
@@ -92,7 +93,7 @@ class GgufCheckpoint:
         stored = self._file.read(tensor.name, index, Part(blocks) if is_row else Part(rows, blocks))
         decoded = Part(rows, None if blocks is None else columns)
         weight = self._apply_scale(decode(tensor.type, stored, decoded.shape(shape)), tensor, index)
-        # The columns are not whole blocks of the file, so all columns were decoded.
+        # If the columns are not whole blocks of the file, all columns were decoded. Choose the columns from them.
         if columns is not None and blocks is None:
             weight = weight[:, columns] if isinstance(weight, Tensor) else weight.columns(columns)
         return self._layout.restore(name, weight)
@@ -102,7 +103,7 @@ class GgufCheckpoint:
         tensor, columns = self._find(name), shape[-1]
         order = self._layout.columns(name, tensor.shape)
         key = (tensor.type, self._find_scale(tensor) is not None, order is not None, shape)
-        # One decoded row shows the format. Most tensors of a model share a few formats.
+        # The format is taken from one decoded row, and kept because the tensors of a model have few different formats.
         if key not in self._on_meta:
             elements, nbytes = BLOCK_SIZES[tensor.type]
             if columns % elements and order is None:
@@ -200,7 +201,10 @@ class GgufCheckpoint:
         # The tensor of scales has one number, or one per matrix of a stack.
         count = tensor.shape[0] if len(tensor.shape) > 2 else 1
         if scale.type is not GgmlType.F32 or scale.shape != (count,):
-            raise ModelFileError(f"{self._file.path.name}: tensor {scale.name} is not {count} numbers of float32")
+            raise ModelFileError(
+                f"{self._file.path.name}: tensor {scale.name} is {scale.type.name} {list(scale.shape)}, expected F32 "
+                f"[{count}]"
+            )
         numbers = tensors.from_numpy(self._file.read(scale.name)).view(tensors.float32)
         if index is not None:
             numbers = numbers[index : index + 1]
@@ -228,5 +232,5 @@ class GgufCheckpoint:
 
 
 def _compose(order: NDArray[np.int64] | None, chosen: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """Return the file's row numbers of the rows `chosen`, where `order` maps all rows."""
+    """Return `order[chosen]`; None stands for all rows in the order of the file."""
     return chosen if order is None else order if chosen is None else order[chosen]

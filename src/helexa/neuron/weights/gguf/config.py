@@ -26,7 +26,8 @@ _LATENT = frozenset(["deepseek2"])  # Architectures with latent attention, whose
 # Architectures whose layers with a sliding window have other heads than the layers with full attention.
 _TWO_SHAPES = frozenset(["gemma4"])
 
-# Architectures in which layers without attention may have 0 KV heads. Qwen's do so only in files of Ollama's converter.
+# Architectures in which layers without attention may have 0 KV heads. Among Qwen's files, only those of Ollama's
+# converter have 0.
 _WITHOUT_ATTENTION = frozenset(["granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"])
 _WITHOUT_ATTENTION |= {"qwen3next", "qwen35", "qwen35moe"}
 
@@ -35,8 +36,8 @@ _ATTENTION_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_outp
 # Architectures whose files may have an epsilon only at the key of LayerNorm, as in llama.cpp.
 _LAYER_NORM_EPSILON = frozenset(["cohere2", "command-r", "stablelm", *_NEMOTRON])
 
-# For llama.cpp's keys that are not read, or are read only for some architectures: the values that do not change the
-# computation. In llama.cpp, 0 turns a scale off.
+# Keys of llama.cpp that are not read, or are read only for some architectures, with the values that do not change the
+# computation. In llama.cpp, the value 0 disables a scale.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -48,7 +49,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
-    "expert_gating_func": (0, 1, 3),  # softmax over all experts, or over the selected experts in gpt-oss
+    "expert_gating_func": (0, 1, 3),  # 0: default; 1: softmax over all experts; 3: over the selected experts
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
     "expert_weights_scale": (0, 1),
@@ -92,7 +93,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     config = {"model_type": model_type, **_common(file, metadata)}
     for read in readers:
         config |= read(metadata, config)
-    # Last, because it skips the keys that were read. Other keys must not change the computation.
+    # This check must be last, because it covers only the keys that no reader has read.
     metadata.require_neutral(_NEUTRAL)
     return config
 
@@ -102,7 +103,7 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     blocks, predict_layers = metadata.integer("block_count"), metadata.integer("nextn_predict_layers", 0, least=0)
     # Reject a false layer count before a model is built from it.
     if blocks > len(tensors):
-        raise metadata.error("block_count", f"is larger than the file's {len(tensors)} tensors can fill")
+        raise metadata.error("block_count", f"is {blocks}, but the file has only {len(tensors)} tensors")
     if predict_layers >= blocks:
         raise metadata.error("nextn_predict_layers", f"is {predict_layers}, expected less than block_count, {blocks}")
     hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
@@ -166,12 +167,12 @@ def _kv_heads(metadata: Metadata, blocks: int, heads: int) -> int:
         return metadata.integer(key, heads)
     numbers = {number for number in metadata.integers(key, blocks, heads) if number}
     if len(numbers) != 1:
-        raise metadata.error(key, f"must be the same number in all attention layers, but has {len(numbers)} different")
+        raise metadata.error(key, f"must be the same in all attention layers, but has {len(numbers)} different values")
     return numbers.pop()
 
 
 def _rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
-    if metadata.architecture in _NEMOTRON:  # without rotary embedding, but with an arbitrary number of dimensions
+    if metadata.architecture in _NEMOTRON:  # no rotary embedding; `rope.dimension_count` has an arbitrary value
         return {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
     dimensions = metadata.integer("rope.dimension_count", head_dim)
     if dimensions > head_dim or (metadata.architecture in INTERLEAVED and dimensions != head_dim):

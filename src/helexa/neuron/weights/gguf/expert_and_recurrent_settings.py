@@ -142,6 +142,7 @@ def linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     layers, interval = config["num_hidden_layers"], metadata.integer("full_attention_interval", 4)
     types = metadata.layer_types("linear_attention", "attention.recurrent_layers", layers, interval)
     kv_heads = metadata.integers("attention.head_count_kv", layers, config["num_key_value_heads"])
+    # Files of Ollama's converter mark recurrent layers by 0 KV heads.
     if 0 in kv_heads:
         types = ["full_attention" if number else "linear_attention" for number in kv_heads]
     return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
-# Names of files with a draft head and of files with activations, which llama.cpp's tools write for another file.
+# Names of files that belong to another GGUF file: draft heads (MTP), and importance matrices of llama.cpp's tools.
 _COMPANION = re.compile(r"(?:.*/)?(?:mtp/.*|mtp-[^/]*|(?:[^/]*[-_.])?imatrix\.gguf)", re.IGNORECASE | re.DOTALL)
 
 
@@ -115,7 +115,7 @@ class GgufFile:
         total = self._number("split.tensors.count", len(self.tensors))
         if total != len(self.tensors):
             raise ModelFileError(
-                f"{self.path.name}: the parts hold {len(self.tensors)} tensors, not {total}",
+                f"{self.path.name}: the parts hold {len(self.tensors)} tensors, expected {total}",
                 advice="download them again",
             )
 

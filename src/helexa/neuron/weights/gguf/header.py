@@ -160,7 +160,7 @@ class _HeaderReader:
         self._max_bytes = max_bytes
         self._data = bytearray()
         self._position = 0
-        # Limits of all arrays together, so that many arrays cannot exhaust memory either.
+        # The limits count the elements of all arrays together, so that many small arrays cannot exhaust memory either.
         self._elements_left = _MAX_ARRAY_ELEMENTS
         self._arrays_left = _MAX_ARRAYS
         self._one_by_one = 1  # number of strings whose lengths are read before the next search for short strings
@@ -178,7 +178,7 @@ class _HeaderReader:
         key_count = self._integer("<Q")
         for kind, count, limit in (("tensors", tensor_count, _MAX_TENSORS), ("keys", key_count, _MAX_KEYS)):
             if count > limit:
-                self._fail(f"the header claims {count} {kind}")
+                self._fail(f"the header claims {count} {kind}, more than the limit of {limit}")
         metadata = self._metadata(key_count)
         tensors = self._table(tensor_count, self._alignment(metadata))
         return GgufHeader(self._size, version, metadata, tensors)
@@ -227,7 +227,7 @@ class _HeaderReader:
     def _row(self, name: str, alignment: int) -> tuple[GgmlType, tuple[int, ...], int, int]:
         dimensions = self._integer("<I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
-            self._fail(f"has {dimensions} dimensions")
+            self._fail(f"has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
         shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._read_bytes(8 * dimensions))))
         type_id = self._integer("<I")
         offset = self._integer("<Q")
@@ -255,7 +255,7 @@ class _HeaderReader:
 
     def _array(self, depth: int) -> list[Any] | StringArray:
         if depth > _MAX_ARRAY_DEPTH:
-            self._fail("arrays are nested too deep")
+            self._fail(f"arrays are nested too deep, more than {_MAX_ARRAY_DEPTH} levels")
         kind = self._integer("<I")
         count = self._integer("<Q")
         if count > self._elements_left:
@@ -281,16 +281,17 @@ class _HeaderReader:
         """Return the next `count` strings without decoding them."""
         # Only their lengths are read, because a vocabulary has up to a million strings.
         start, ends = self._position, array("q")
-        # The sandbox process of a tokenizer does not import numpy. It decodes the strings anyway, and for each of many
-        # processors, numpy's threads reserve a part of the memory that the process may have.
+        # The fast search needs numpy. The sandbox process of a tokenizer does not import numpy, because numpy reserves
+        # memory for one thread per processor, and the memory of the process is limited. There, the search would save
+        # little time, because the process decodes all strings.
         searches = "numpy" in sys.modules
         while (left := count - len(ends)) > 0:
             found = array("q")
             if searches and left >= _FEW:
                 found = _ends_of_short_strings(self._data, self._position, start)[:left]
                 if len(found) < _FEW:
-                    # The number grows each time, because the strings of an array may all be of a kind that the search
-                    # misses.
+                    # The search has stopped early. Read some lengths one by one before the next search. Their number
+                    # doubles each time, because the search may miss most strings of an array.
                     left = min(self._one_by_one, left)
                     self._one_by_one *= 2
             ends += found if len(found) >= _FEW else self._ends(left, start)
@@ -332,7 +333,7 @@ class _HeaderReader:
         return bytes(self._data[start : self._position])
 
     def _require(self, end: int) -> None:
-        """Read the file up to the byte `end`. Reads grow with the header."""
+        """Read the file up to the byte `end`; each read at least doubles the data."""
         if end > min(self._size, self._max_bytes):
             self._beyond(end)
         if end > len(self._data):
@@ -353,10 +354,11 @@ class _HeaderReader:
 
 
 def _ends_of_short_strings(data: bytearray, position: int, start: int) -> "array[int]":
-    """Return the ends of the next strings that are easy to recognize, from `start`.
+    """Return the ends of the next strings of 1 to 255 bytes, relative to `start`.
 
-    The length of a string with 1 to 255 bytes ends with seven zero bytes, which texts hardly ever have. So the lengths
-    are found all at once instead of one after the other, in a tenth of the time.
+    The result ends before the first string of another length. The 8-byte length of a string with 1 to 255 bytes ends
+    with seven zero bytes, which hardly ever occur in texts. The function therefore finds all lengths at once, in a
+    tenth of the time that reading one length after the other takes.
     """
     import numpy as np
 

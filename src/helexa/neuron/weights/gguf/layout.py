@@ -40,7 +40,7 @@ _OTHER_GLOBAL = {
     "nemotron_h": _NEMOTRON_GLOBAL,
     "nemotron_h_moe": _NEMOTRON_GLOBAL,
 }
-_HEAD_BIAS, _WITH_HEAD_BIAS = "output.bias", {"qwen2"}  # as in llama.cpp
+_HEAD_BIAS, _WITH_HEAD_BIAS = "output.bias", {"qwen2"}  # architectures with this bias, as in llama.cpp
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -115,7 +115,7 @@ _LATENT_ATTENTION = {
     "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",  # in older files, otherwise the next two
+    "attn_kv_b": "self_attn.kv_b_proj",  # only in older files, instead of the next two tensors
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
@@ -178,7 +178,8 @@ _MINIMAX = {
 }
 _GPT_OSS = {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
 
-# Names of a layer's tensors by architecture, without `.weight` or `.bias` if both names have the same suffix.
+# For each architecture: Hugging Face names of a layer's tensors by GGUF name. The names omit `.weight` and `.bias` if
+# both names end with the same suffix.
 _LAYER: dict[str, Mapping[str, str]] = {
     "llama": _ATTENTION | _NORM | _DENSE,
     "mistral3": _ATTENTION | _NORM | _DENSE,
@@ -236,7 +237,7 @@ _LAYER_PREFIX = re.compile(r"model\.layers\.\d+\.", re.ASCII)
 
 
 def layer_of(name: str) -> int | None:
-    """Return the index of the layer of the GGUF tensor `name`; None without layer."""
+    """Return the layer index of the GGUF tensor `name`; None if it is in no layer."""
     match = _BLOCK.match(name)
     return None if match is None else int(match[1])
 
@@ -342,7 +343,7 @@ class GgufLayout:
         shifted = self._shifted_norms is not None and local_name.endswith(self._shifted_norms)
         if shifted and local_name != "linear_attn.norm.weight":
             return _dequantized(weight) - 1
-        # In float64, so that the result is rounded only once.
+        # The logarithm is computed in float64, so that the float32 result is rounded only once.
         return _dequantized(weight).double().neg().log().float() if local_name.endswith(".A_log") else weight
 
 
@@ -356,7 +357,9 @@ class _ValueHeads:
     def __init__(self, config: Mapping[str, Any]) -> None:
         keys, self._count = config["linear_num_key_heads"], config["linear_num_value_heads"]
         if self._count % keys:
-            raise ModelFileError(f"{self._count} value heads of linear attention do not share {keys} key heads")
+            raise ModelFileError(
+                f"linear attention has {self._count} value heads, expected a multiple of its {keys} key heads"
+            )
         self._keys, self._width = keys, config["linear_value_head_dim"]
         start = 2 * keys * config["linear_key_head_dim"]
         self._rows = {  # per tensor: rows before the value heads, rows per head
@@ -375,7 +378,7 @@ class _ValueHeads:
             return None
         start, width = self._rows[local_name]
         if count != start + self._count * width:
-            raise ModelFileError(f"the rows of {name} do not match {self._count} value heads")
+            raise ModelFileError(f"tensor {name} has {count} rows, which do not match {self._count} value heads")
         return np.concatenate((np.arange(start), self._order(start, width)))
 
     def columns(self, name: str, count: int) -> NDArray[np.int64] | None:
@@ -383,7 +386,7 @@ class _ValueHeads:
         if self._count == self._keys:
             return None
         if count != self._count * self._width:
-            raise ModelFileError(f"the columns of {name} do not match {self._count} value heads")
+            raise ModelFileError(f"tensor {name} has {count} columns, which do not match {self._count} value heads")
         return self._order(0, self._width)
 
     def _order(self, start: int, width: int) -> NDArray[np.int64]:
@@ -394,7 +397,7 @@ class _ValueHeads:
 def halves(name: str, count: int, heads: int) -> NDArray[np.int64]:
     """Return row numbers that undo GGUF's interleaving of the halves of each head."""
     if count % (2 * heads):
-        raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
+        raise ModelFileError(f"tensor {name} has {count} rows, which do not divide into {heads} heads of even width")
     # GGUF stores the 2h rows of a head as (0, h, 1, h + 1, ..).
     return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 

@@ -78,7 +78,7 @@ class Metadata:
         value = self._value(key, default)
         # Error messages contain the string, so it must be printable and short.
         if not is_name(value):
-            raise self.error(key, "is not a name")
+            raise self.error(key, "is not a short printable text")
         return value
 
     def flags(self, key: str, layers: int) -> list[bool] | None:
@@ -211,13 +211,13 @@ def suppressed_tokens(metadata: Mapping[str, Any], rows: int) -> list[int]:
         return []
     unused: list[int] = []
     # `corrected_types` makes no token unused, so only the tokens that are unused in the file are decoded.
-    unused_type = int(TokenType.UNUSED)  # compared faster than a member
+    unused_type = int(TokenType.UNUSED)  # comparing with an int is faster than with an enum member
     if is_list_of(types, int) and len(types) == len(tokens) and unused_type in types:
         ids = [token_id for token_id, kind in enumerate(types) if kind == unused_type]
         texts = tokens.some(ids) if isinstance(tokens, StringArray) else [tokens[token_id] for token_id in ids]
         corrected = corrected_types(metadata, texts, [types[token_id] for token_id in ids], ids)
         unused = [token_id for token_id, kind in zip(ids, corrected, strict=True) if kind == unused_type]
     stated = metadata.get("tokenizer.ggml.suppress_tokens")
-    # Unused entries of the vocabulary, ids after its end, and ids that the file states.
+    # Tokens that are never generated: unused tokens, ids after the vocabulary's end, and ids that the file lists.
     never = {*unused, *range(len(tokens), rows), *(stated if is_list_of(stated, int) else ())}
     return sorted(token_id for token_id in never if 0 <= token_id < rows)

@@ -55,7 +55,7 @@ def mmproj_beside(model: Path) -> Path | None:
         stem = _NO_NAME.sub("", path.stem.lower())
         return not stem or stem not in model.name.lower(), next(precisions, len(_PRECISIONS))
 
-    # A folder may have files of several models.
+    # A folder may have `mmproj` files of several models. The projector's outputs must be as wide as the model.
     width = _value(model, _EMBEDDING) if files else None
     fitting = (path for path in files if width is None or _value(path, _PROJECTION) in (None, width))
     return min(fitting, key=rank, default=None)

@@ -30,7 +30,7 @@ from helexa.neuron.weights.gguf.ggml_type import GgmlType
 from helexa.neuron.weights.gguf.k_blocks import fields, half, nibbles, planes, reinterpret
 from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor
 
-# Type -> base of the digits, digits per number, compressed bitmap of the numbers.
+# For each type: base of the digits, digits per number, compressed bitmap of the numbers.
 _BOOKS: dict[GgmlType, tuple[int, int, str]] = {
     GgmlType.IQ1_S: (
         3,
@@ -197,7 +197,7 @@ def _tq1_0(blocks: Tensor) -> GroupwiseTensor:
     powers = tensors.tensor([1, 3, 9, 27, 81], dtype=tensors.uint8)
     # The uint8 product overflows on purpose: it drops the digits before the current digit.
     remainders = [(run[:, None] * powers[:digits, None]).flatten(1) for run, digits in runs]
-    # A byte, divided by 256, is a fraction in base 3. This is its first digit.
+    # A byte divided by 256 is a fraction in base 3. The product with 3 has the first digit above bit 8.
     codes = (tensors.cat(remainders, dim=-1).short() * 3 >> 8).byte()
     return _ternary(codes, half(blocks, 52), 8)
 
