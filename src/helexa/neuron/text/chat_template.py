@@ -46,10 +46,10 @@ MAX_SECONDS = 5.0  # maximum CPU time for rendering one prompt, in seconds
 
 _SHARE = 2  # processes that one model uses at most, so that slow templates delay only their own model
 
-PROCESSES = ProcessPool(TEMPLATE_PROCESS, kept=4)  # the idle template processes, which serve all models
+PROCESSES = ProcessPool(TEMPLATE_PROCESS, kept=4)  # the template processes, which all models share
 
 Message = Mapping[str, Any]
-Turn = dict[str, Any]
+Turn = dict[str, Any]  # copy of a message that may be changed for the template
 
 _INVALID = "invalid_arguments"
 
@@ -134,7 +134,7 @@ class MessageShaper:
         """Return a copy of `messages` in the format of the template.
 
         If the template omits tool calls, the calls become text. If the template reads the tools from a field of the
-        system message, as those of Phi-4-mini and OLMo 3 do, they are added there.
+        system message, as the templates of Phi-4-mini and OLMo 3 do, the tools are added to this field.
 
         Raises:
             TemplateError: a message has an image and the template supports only text.
@@ -153,7 +153,8 @@ class MessageShaper:
     def repaired(self, shaped: Sequence[Turn]) -> Iterator[list[Turn]]:
         """Yield other forms of a conversation that the template rejected, best first."""
         # Mistral's templates reject a user message directly after a tool result. Its text is moved into the result if
-        # possible, because an empty answer between the two would lead the model to give empty answers.
+        # possible, because an empty answer between the two would lead the model to give empty answers. It is not moved
+        # if the template omits the system message of conversations that end with a tool result.
         folded = [with_text_in_results(shaped)] if self._traits.keeps_system_before_results else []
         for messages in (*folded, shaped):
             for empty in ("", [{"type": "text", "text": ""}]):  # Ministral's template rejects "", but no empty part
@@ -322,7 +323,7 @@ class ChatTemplate:
         )
         self.special_tokens = dict(special_tokens or {})
         self._shaper = MessageShaper(self._attempt, source)
-        self._efforts: dict[str, str] = {}  # reasoning effort of a request -> the one that the template accepts
+        self._efforts: dict[str, str] = {}  # the effort that the template accepts, by the effort in the request
 
     def render(
         self,
@@ -344,8 +345,8 @@ class ChatTemplate:
             variables: further variables of the template, for example `enable_thinking`.
 
         Raises:
-            TemplateError: the template is broken, raises an error, exceeds its limits, or supports only text and a
-                message has an image. Or the last message cannot be continued.
+            TemplateError: the template is broken, raises an error or exceeds its limits, a message has an image and the
+                template supports only text, or the last message cannot be continued.
         """
         if tools and self._tool_use is not None:
             return self._tool_use.render(
@@ -369,6 +370,7 @@ class ChatTemplate:
         except TemplateBoundsError:
             raise
         except TemplateError:
+            # Try other forms of the messages, then other forms of the tools. If all fail, raise the first error.
             for turns in self._shaper.repaired(shaped):
                 with suppress(TemplateError):
                     return rendered(turns)

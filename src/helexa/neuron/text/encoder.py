@@ -15,7 +15,10 @@ _SPACES = (" ", "▁")
 
 @contextmanager
 def backend_errors(problem: str, advice: str) -> Iterator[None]:
-    """Convert errors of the library to a `ModelFileError` with `problem` and `advice`."""
+    """Convert errors of the `tokenizers` library to a `ModelFileError`.
+
+    Its message consists of `problem` and the error of the library, followed by `advice`.
+    """
     try:
         yield
     except BaseException as error:  # a panic of Rust code is a `PanicException`, which is no `Exception`

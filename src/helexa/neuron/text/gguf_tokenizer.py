@@ -23,7 +23,7 @@ _log = logging.getLogger("helexa.neuron.text")
 
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 20
-MAX_ADDED_LENGTH = 1 << 20  # maximum total number of characters in added tokens; one takes about 80 bytes
+MAX_ADDED_LENGTH = 1 << 20  # maximum number of characters in all added tokens; each takes about 80 bytes
 
 _SHOWN, _SHOWN_LENGTH = 5, 40
 
@@ -163,8 +163,8 @@ class GgufTokenizer:
 
     Attributes:
         backend: tokenizer of the `tokenizers` library.
-        ids: the id of each token, by text; None if the library changes the texts.
-        repeated: by id, the tokens whose text an earlier token has.
+        ids: the id of each token, by text; None if `backend` has other texts than the file (WordPiece).
+        repeated: by id, the tokens whose text an earlier token already has.
         bos_id: id of the beginning-of-sequence token, or None if the file has none.
         eos_id: id of the end-of-sequence token, or None if the file has none.
         end_ids: ids of all tokens in the file that end a sequence, a turn, a message or an infill.
@@ -249,7 +249,7 @@ def _merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """Return the BPE merges that correspond to the scores of pieces, best first.
 
     SentencePiece merges any two adjacent pieces that together are a piece, and begins with the pair whose merged piece
-    has the highest score. So there is one merge for each way to split a piece into two pieces.
+    has the highest score. The result therefore has one merge for each way to split a piece into two pieces.
 
     Raises:
         ModelFileError: the scores are invalid, or the pieces are longer than in any real model.
@@ -261,7 +261,8 @@ def _merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
         index = next(index for index, score in enumerate(scores) if not math.isfinite(score))
         raise ModelFileError(f"tokenizer.ggml.scores has an entry that is not finite: {scores[index]} of token {index}")
     normal = [token_id for token_id, kind in enumerate(vocabulary.types) if kind == TokenType.NORMAL]
-    # The sort is stable: converters that do not know the scores write equal ones, and ids in the order of the merges.
+    # The sort is stable, so tokens with equal scores stay in the order of their ids. Converters that do not know the
+    # scores write equal scores, and ids in the order of the merges.
     normal.sort(key=scores.__getitem__, reverse=True)
     pieces = [vocabulary.tokens[token_id] for token_id in normal]
     if sum(len(piece) ** 2 for piece in pieces) > MAX_SQUARED_LENGTHS:
@@ -285,7 +286,7 @@ def _wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
     """Return a WordPiece tokenizer of the `tokenizers` library.
 
     Raises:
-        ModelFileError: two tokens are equal after `_spelled`.
+        ModelFileError: two tokens have the same spelling in BERT's vocabulary format.
     """
     spelled = [_spelled(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)]
     ids = {token: token_id for token_id, token in enumerate(spelled)}

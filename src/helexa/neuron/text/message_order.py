@@ -28,7 +28,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of a message to order, [] if `tool_calls` is malformed."""
+    """Return the tool calls of an assistant message; [] if `tool_calls` is malformed."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or message.get("role") != "assistant":
         return []
@@ -66,8 +66,8 @@ def with_matched_results(messages: Sequence[Turn], id_format: CallIdFormat | Non
 
 @dataclass
 class _Call:
-    given: str
-    id: str
+    given: str  # the client's id of the call, or ""
+    id: str  # the id that the template gets
     name: Any
     results: list[Turn] = field(default_factory=list[Turn])
 
@@ -80,14 +80,14 @@ class _Matching:
 
     def __init__(self, id_format: CallIdFormat | None, given: Sequence[str]) -> None:
         self._ids = None if id_format is None else CallIds(id_format, given)
-        self._earlier: dict[str, _Call] = {}  # the last call with each id of the client
+        self._earlier: dict[str, _Call] = {}  # by the client's id, the last call of earlier turns
 
     def turn(self, message: Turn, calls: Sequence[Mapping[str, Any]], results: Sequence[Turn]) -> list[Turn]:
         """Return an assistant message with new ids, followed by its results."""
         entries = [self._entry(call, index) for index, call in enumerate(calls)]
         late = self._distribute(entries, results)
         new_calls = [{**call, "id": entry.id} for call, entry in zip(calls, entries, strict=True)]
-        if any(_has_image(result) for result in results):  # keep the order, because it assigns images to results
+        if any(_has_image(result) for result in results):  # keep the order, because the order matches images to results
             owners = {id(result): entry for entry in entries for result in entry.results}
             answers = [
                 owners[id(result)].answered(result) if id(result) in owners else self.late_result(result)
@@ -285,10 +285,10 @@ def alternating(messages: Sequence[Turn], empty: Any) -> list[Turn]:
 
     Consecutive messages of one role become one message. A user message after a tool call or its result gets an empty
     answer before it, with the content `empty`. An answer without a user message before it gets an empty user message.
-    Messages with tool calls and tool results do not count.
+    Messages with tool calls, and tool results, are not part of the alternation.
     """
     turns: list[Turn] = []
-    speaker = ""  # role of the last message that counts
+    speaker = ""  # role of the last message that is part of the alternation
     for message in messages:
         role = message.get("role")
         if role not in ("user", "assistant") or calls_of(message):
@@ -309,7 +309,7 @@ def alternating(messages: Sequence[Turn], empty: Any) -> list[Turn]:
 
 
 def _merged(first: Turn, second: Turn) -> Turn:
-    """Return two messages of one role as one, with the reasoning of the second."""
+    """Join the contents of two messages; the second overrides all other fields."""
     before, after = first.get("content"), second.get("content")
     if isinstance(before, str) and isinstance(after, str):
         return first | second | {"content": _BETWEEN.join([text for text in (before, after) if text])}

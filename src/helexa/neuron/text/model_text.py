@@ -226,6 +226,7 @@ class ModelText:
             text = rendered(messages, tools)
             # Counted from the end, because tokens may precede the text of the template.
             end = len(text) - len(self.tokenizer.decode(tokens[position + 1 :], skip_special=False))
+            # The token belongs to the last message whose change alters the text before the end of the token.
             index = bisect_left(range(len(messages)), end, key=first_difference) - 1
             start = first_difference(index) if index >= 0 else -1
             if tools and start < _common_length(text, with_other_tools(tools)) < end:
@@ -236,7 +237,7 @@ class ModelText:
 
 
 def _changed(message: Message) -> Message:
-    """Return a message with the same role whose text differs from the beginning."""
+    """Return a message of the same role whose text differs in the first character."""
     changed = {**message, "content": _different_message(message.get("content"))}
     changed.pop("reasoning_content", None)
     if calls := message.get("tool_calls"):  # the ids stay, because templates check that results follow their calls
@@ -271,7 +272,7 @@ class OutputFormat:
 
         # Tool-call format, or None. The node's configuration may set another format.
         self.tool_call_format: ToolCallFormat | None = find_tool_call_format(is_token, template)
-        # Markers around reasoning, such as `<think>`, or None. Formats of messages have no such markers.
+        # Markers around reasoning, such as `<think>`, or None. A `MessageFormat` has no such markers.
         self.reasoning = find_reasoning_marks(is_token, template)
         self._tokenizer = tokenizer
         self._inserted: dict[str, tuple[int, ...]] = {}
@@ -331,7 +332,7 @@ class OutputFormat:
         """Return a parser for the output after `prompt`, None if the output is only text.
 
         Args:
-            tools: the tools of the request. Without tools, only a format of messages is parsed.
+            tools: the tools of the request. Without tools, calls are parsed only in a `MessageFormat`.
             untagged: whether to accept tool calls without the format's tags, if the format has them.
             structured: whether a grammar decides the text after the reasoning, so that markers in it are text.
             may_reason: whether the model may reason if the prompt has not begun the reasoning.

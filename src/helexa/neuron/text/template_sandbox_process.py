@@ -5,8 +5,8 @@ blocks attributes such as `__class__`: their value is Jinja's `Undefined` object
 be called. The sandbox does not limit the memory of string methods or the time of comparisons, so the process has limits
 (see `inside_sandbox`).
 
-Unlike in `transformers`, a template may change lists and dicts, as llama.cpp's templates of Kimi K2 do. All lists and
-dicts that a template reaches are its own: they are parsed or made for one rendering.
+Unlike in `transformers`, a template may change lists and dicts, as llama.cpp's templates of Kimi K2 do. The changes
+have no other effect, because all lists and dicts that a template can reach are created for one rendering.
 """
 
 import json

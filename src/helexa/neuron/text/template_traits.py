@@ -67,6 +67,7 @@ class TemplateTraits:
             for content in (_ABSENT, _NULL, _EMPTY):
                 shape = CallShape(content, as_text)
                 text = self._attempt([_USER, _call_turn(shape), _result()], [_TOOL]) or ""
+                # A template that does not support null content may write the word `None` for it.
                 if _MARK in text and text.count("None") == plain.count("None"):
                     return shape
         return CallShape(_EMPTY, False, rendered=False)
@@ -122,7 +123,7 @@ class TemplateTraits:
     @cached_property
     def reads_reasoning_parts(self) -> bool:
         """Whether the template reads reasoning only as a content part of type `thinking`."""
-        # Mistral's templates do.
+        # Mistral's templates read reasoning in this way.
         fields = {"reasoning_content": _MARK, "thinking": _MARK, "reasoning": _MARK}
         parts = [{"type": "thinking", "thinking": _MARK}, {"type": "text", "text": _ANSWER["content"]}]
         if _MARK in (self._attempt([_USER, _ANSWER | fields], None) or ""):
@@ -144,7 +145,11 @@ class TemplateTraits:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether the template renders a first system message, or no content at all."""
+        """Whether the template renders a first system message.
+
+        Also True if the test proves nothing, because the template fails without a system message, too, or does not
+        render user messages.
+        """
         text = self._attempt([_turn("system", _MARK), _USER], None)
         if text is None:
             return self._attempt([_USER], None) is None
@@ -169,7 +174,7 @@ class TemplateTraits:
         """Whether the template renders system messages between other messages."""
         first, second = _turn("system", _MARK), _turn("system", _SECOND_MARK)
         if self.takes_system and _MARK not in (self._attempt([first, _USER], None) or ""):
-            return True
+            return True  # the template renders no messages, so the test proves nothing
         texts = [
             self._attempt(turns, None) or ""
             for turns in ([first, second, _USER], [first, _USER, _ANSWER, second, _USER])
@@ -189,7 +194,7 @@ class TemplateTraits:
         """Return whether the template renders a string as content in messages of `role`."""
         name = role if role in _ROLES else "user"
         if name not in self._text_support:
-            # Some templates of models for images only read lists of parts, and render a string as nothing.
+            # Some templates of vision models read only lists of parts, and render a string as empty text.
             self._text_support[name] = _MARK in (self._attempt(self._around(name, _MARK), None) or "")
         return self._text_support[name]
 

@@ -30,7 +30,7 @@ NAMED_TEMPLATES = {f"additional_chat_templates/{name}.jinja": name for name in (
 SamplingDefaults = dict[str, float | int]
 """Values that a model's publisher recommends: any of the keys of `_SAMPLING_KEYS`.
 
-A value in the request overrides them, and they override the node's defaults
+A value in a request overrides the publisher's value, which overrides the node's default
 (`neuron.requests.sampling_and_context_limit`).
 """
 
@@ -53,7 +53,7 @@ takes the largest value of each component. `weightedmean` averages with the weig
 
 POOLING_FILE = "1_Pooling/config.json"  # file in which Sentence Transformers models define the pooling method
 
-# The classes of Sentence Transformers that `requests.embedding` implements, and one that only training uses.
+# The classes of Sentence Transformers that `requests.embedding` implements, and `Dropout`, which only training uses.
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 _DEFAULT_POOLING: Pooling = "mean"
@@ -68,10 +68,10 @@ _POOLING_MODES: dict[str, Pooling] = {
 _POOLING_FLAG = re.compile(r"pooling_mode_(mean_sqrt_len_tokens|lasttoken|\w+?)(?:_tokens?)?")
 # Pooling method by llama.cpp's number: -1 is unspecified, and 0 is no pooling, which the embeddings API does not have.
 _GGUF_POOLING: dict[Any, Pooling] = {-1: "mean", 0: "mean", 1: "mean", 2: "cls", 3: "last"}
-_RANK = 4
+_RANK = 4  # llama.cpp's number for rerankers
 
-# Name of the variable in a template, and the key in a GGUF file's metadata. As in `transformers`, a variable is defined
-# only if the model's files define the token.
+# For each variable of a template: the key of the token in a GGUF file's metadata. As in `transformers`, a variable is
+# defined only if the model's files define the token.
 _TOKEN_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -107,7 +107,7 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
     Raises:
         ModelFileError: `data` has too many values, or is not a valid JSON object.
     """
-    # An empty list takes two bytes in the file and sixty bytes in memory.
+    # The values are counted before parsing, because an empty list takes two bytes in the file and sixty in memory.
     if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:
         raise ModelFileError(
             f"{name} has more than {_MAX_VALUES} JSON values, the maximum", advice="download the model again"
@@ -132,8 +132,8 @@ class TemplateSources:
     def by_name(cls, templates: Mapping[str, Any]) -> "TemplateSources":
         """Select the templates to use from `templates`, which maps names to texts.
 
-        The default template is the one with the name `default`, or else the first. Empty texts and values of other
-        types are ignored.
+        The default template is the template with the name `default`, or else the first template. Empty texts and values
+        that are no text are ignored.
         """
         texts = {name: text for name, text in templates.items() if isinstance(text, str) and text.strip()}
         default = texts.get(_DEFAULT_TEMPLATE, next(iter(texts.values()), None))

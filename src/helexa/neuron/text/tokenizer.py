@@ -16,7 +16,7 @@ from helexa.core.errors import UnsupportedModelError
 if TYPE_CHECKING:
     import tokenizers
 
-Speller = Callable[[str], bytes]
+Speller = Callable[[str], bytes]  # function from the text of a token in the vocabulary to the bytes that it represents
 
 Spelling = Literal["byte_level", "sentencepiece", "wordpiece"]  # how the texts of a vocabulary represent bytes
 
@@ -234,7 +234,7 @@ class Tokenizer:
             continues: if True, the text continues other tokens, and a SentencePiece model adds no space before it.
 
         Raises:
-            ModelFileError: the tokenizer fails or exceeds its limits: its rules are invalid.
+            ModelFileError: the tokenizer fails or exceeds a limit, because its rules are invalid or `text` is too long.
         """
         # By default, a string such as `<|im_end|>` in the text becomes the control token with this name, because
         # rendered chat templates need it. As a consequence, a user's message can contain control tokens.

@@ -98,7 +98,7 @@ def backend_vocabulary(
 
     Args:
         ids: the id of each token, by text; None to ask the library.
-        repeated: by id, the tokens whose text an earlier token has.
+        repeated: by id, the tokens whose text an earlier token already has.
         prefix: see `Vocabulary`. None stands for a token that the vocabulary does not have.
         suffix: like `prefix`.
 
@@ -109,7 +109,7 @@ def backend_vocabulary(
         raise UnsupportedModelError(f"the vocabulary has more than {MAX_TOKENS} tokens: {size}")
     added = backend.get_added_tokens_decoder()
     return Vocabulary(
-        ids=backend.get_vocab(with_added_tokens=True) if ids is None else ids,  # the library takes longer
+        ids=backend.get_vocab(with_added_tokens=True) if ids is None else ids,  # the library is slower
         added={token_id: AddedText(token.content, token.special) for token_id, token in added.items()} | dict(repeated),
         spelling=spelling_of(backend),
         bos_id=bos_id,
@@ -181,7 +181,7 @@ def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
 
 
 def _configured_ends(path: Path, vocab_size: int) -> list[int]:
-    """Return the end tokens' valid ids, from the first configuration file with any."""
+    """Return the valid end token ids of the first configuration file that has some."""
     for name in ("generation_config.json", "config.json"):
         try:
             config = read_object(path / name)

@@ -19,7 +19,7 @@ _log = logging.getLogger("helexa.neuron.text")
 
 MAX_BYTES = 64 << 20
 
-MAX_FACTOR = 256  # Maximum factor by which the rules together may lengthen a text. Those of XLM-R reach 132.
+MAX_FACTOR = 256  # Maximum factor by which the rules together may lengthen a text. The rules of XLM-R reach 132.
 
 MAX_PREFIX_BYTES = 4096  # maximum size of a text that a rule adds once
 
@@ -79,7 +79,7 @@ def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy:
     for token_id in sorted(missing):
         token, size = missing[token_id], backend.get_vocab_size(with_added_tokens=True)
         current = backend.token_to_id(token.content)
-        # The library numbers new tokens itself.
+        # A token with another id cannot be added, because the library gives a new token the next free id.
         if (size if current is None else current) == token_id:
             backend.add_tokens([token])
         else:

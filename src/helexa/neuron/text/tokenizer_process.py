@@ -1,8 +1,9 @@
 """Sandbox process that reads a model's text files and tokenizes.
 
-The files are untrusted, and the `tokenizers` library is native code: rules in `tokenizer.json` can multiply the length
-of a text or run for hours, and the library holds Python's interpreter lock meanwhile. Because this process has limits
-on memory and CPU time, such files cannot stop the server. `TokenizerSandbox` starts the process."""
+The files are untrusted. Rules in `tokenizer.json` can multiply the length of a text or run for hours. The `tokenizers`
+library is native code and holds Python's interpreter lock while it applies the rules. This process has limits on memory
+and CPU time, so that untrusted rules cannot stop the server. `TokenizerSandbox` starts the process.
+"""
 
 import array
 import gc
