@@ -21,8 +21,9 @@ from helexa.neuron.grammar.checker import MAX_CPU_SECONDS, PARSER_LIMITS, Compil
 from helexa.neuron.parsers.json_schema import DEFINITIONS
 
 _MEMORY_BYTES = 512 << 20  # address space beyond the usage at start
-_STACK_BYTES = 2 << 20  # less than the stack of any thread that compiles the same grammar later
-_SEARCH_SECONDS = 0.3
+# Smaller than the stack of any thread that compiles the same grammar later, so that a stack overflow occurs here.
+_STACK_BYTES = 2 << 20
+_SEARCH_SECONDS = 0.3  # CPU time limit of `_pointer`
 _MAX_TEXT = 1000
 _MAPS = (*DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -30,10 +31,10 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def judge(grammar: str) -> CompileResult:
-    """Compile `grammar` and return the compiler's error, or none."""
+    """Compile `grammar` and return the result, with the place of an error if found."""
     if not (error := _error_of(grammar)):
         return CompileResult()
-    # The compiler's message names neither the schema nor the place. Each schema is compiled alone to find both.
+    # The compiler's message names neither the schema nor the place in it. To find them, compile each schema alone.
     for rule in json.loads(grammar)["grammars"]:
         if "json_schema" in rule and (schema_error := _error_of_schema(rule["json_schema"])):
             return CompileResult(schema_error, rule["name"], _pointer(rule["json_schema"], schema_error)[:_MAX_TEXT])

@@ -32,11 +32,11 @@ _MAX_ERROR = 300
 _MAX_POINTER = 200
 
 _COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.grammar.check_process")
-_MAX_KNOWN = 1024
-_MAX_WAITING = 64
-_LINE_BYTES = 1 << 20
+_MAX_KNOWN = 1024  # maximum number of cached results
+_MAX_WAITING = 64  # maximum number of grammars that wait or are being compiled
+_LINE_BYTES = 1 << 20  # maximum length of a line from the process
 _BROKEN = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)  # exit codes after a stack overflow or failed allocation
-_SECONDS = 30.0  # wall-clock limit, on a machine with other work
+_SECONDS = 30.0  # wall-clock limit; much longer than the CPU time limit, because the machine may be busy
 
 
 class CompileResult(msgspec.Struct, frozen=True):
@@ -53,8 +53,8 @@ class GrammarChecker:
     def __init__(self) -> None:
         # started at the first check, and again after a crash
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._turn = asyncio.Lock()  # held while the process compiles a grammar
+        self._waiting = 0  # number of grammars that wait or are being compiled
         self._known: OrderedDict[bytes, CompileResult] = OrderedDict()
 
     async def compile_check(self, grammar: str, param: str) -> None:

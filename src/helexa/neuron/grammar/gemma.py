@@ -13,15 +13,16 @@ from helexa.neuron.parsers.formats.gemma4 import QUOTE
 from helexa.neuron.parsers.json_schema import resolved, with_definitions
 
 _KEY = re.compile(r"[\w./-]{1,128}")
+# Keywords that need no grammar: annotations, the type (see `type_names`), and definitions (see `resolved`).
 _ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples", "$schema", "$defs", "definitions"})
-_MAX_RULES = 500  # per tool; definitions that refer to themselves would need infinitely many
+_MAX_RULES = 500  # maximum number of rules per tool, because recursive definitions need infinitely many
 
 
 def gemma_call(rules: Rules, tool: CallableTool) -> str:
     """Return a Lark expression for `call:NAME{KEY:VALUE,...}`.
 
-    If Gemma's notation cannot enforce the tool's schema, the expression has a JSON object after the name. The parser of
-    Gemma's format accepts such calls, too.
+    If the values in Gemma's format cannot enforce the tool's schema, the expression has a JSON object after the name.
+    The parser of Gemma's format accepts such calls, too.
     """
     lead = literal(f"call:{tool.name}")
     try:
@@ -31,7 +32,7 @@ def gemma_call(rules: Rules, tool: CallableTool) -> str:
 
 
 class _NotExactError(Exception):
-    """Gemma's notation cannot enforce the schema."""
+    """Values in Gemma's format cannot enforce the schema."""
 
 
 class _Values:
@@ -47,7 +48,7 @@ class _Values:
         The properties are sorted by name, as in Gemma's chat template.
 
         Raises:
-            _NotExactError: Gemma's notation cannot enforce the schema.
+            _NotExactError: values in Gemma's format cannot enforce the schema.
         """
         properties, required = schema.get("properties", {}), schema.get("required", [])
         valid = isinstance(properties, Mapping) and isinstance(required, list)
@@ -56,7 +57,9 @@ class _Values:
         self._require(schema, "properties", "required", "additionalProperties")
         if schema.get("additionalProperties", False) is not False or not all(map(_KEY.fullmatch, properties)):
             raise _NotExactError
-        later, first, optional = "", list[str](), True
+        later = ""  # rule for the properties after the first property in the call
+        first: list[str] = []  # alternatives for the first property in the call
+        optional = True
         # From the last property to the first, because each rule refers to the rule of the properties after it.
         for name in sorted(properties, key=str.lower, reverse=True):
             written = self._add(f"{literal(f'{name}:')} {self._value(properties[name])}")

@@ -54,9 +54,11 @@ class _Calls:
     body: str  # grammar of the text after `opener`
 
     def all(self, rules: Rules) -> str:
+        """Return a Lark expression for the list of calls."""
         return f"{rules.marker(self.opener)} {self.body}" if self.opener else self.body
 
     def after(self, rules: Rules, text: str) -> str:
+        """Return a Lark expression for text (the terminal `text`), then the calls."""
         return f"{rules.text_to('', self.opener, text)} {self.body}" if self.opener else self.body
 
 
@@ -80,7 +82,8 @@ def for_tools(
         parallel: whether to allow several calls, if the format supports them.
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
-        message: grammar of output without calls. With `auto`, the output matches this grammar or consists of calls.
+        message: grammar of output without calls; empty for any text. With `auto`, the output matches this grammar or
+            consists of calls.
         reasons: whether to allow a reasoning message before the calls. Only used for the formats in `MESSAGES`, in
             which reasoning and calls are messages.
         untagged: whether calls in plain JSON without tags are also calls. Only used with `auto` and without `message`.
@@ -121,7 +124,8 @@ def for_tools(
     return rules.serialized(_either(either))
 
 
-# A function that returns the grammars of a list of calls, the usual form first, for given tools and number of calls.
+# A function that returns the grammars of a list of calls, the usual form first. Its arguments are the rules, the tools
+# and the maximum number of calls.
 _Frame = Callable[[Rules, list[CallableTool], int], list[_Calls]]
 
 
@@ -131,6 +135,7 @@ def _tagged(call_grammar: Callable[[Rules, CallableTool], str]) -> _Frame:
         body = f'"\\n" {call} "\\n" {rules.marker("</tool_call>")}'
         again = f'"\\n" {rules.marker("<tool_call>")} {body}'
         calls = _several(call, "\n", limit)
+        # Models also write calls in `<tools>` tags, because the prompt encloses the tools in these tags.
         mistaken = f'"\\n" {calls} "\\n</tools>"'
         return [_Calls("<tool_call>", f"{body} {_repeated(again, limit)}"), _Calls("<tools>", mistaken)]
 
@@ -369,7 +374,7 @@ def untagged_calls(rules: Rules, tools: list[CallableTool], limit: int) -> str:
 
 
 def _calls(rules: Rules, tools: list[CallableTool], kind: str, lead: str) -> str:
-    """Return a Lark expression for text that ends in a call after the regex `lead`."""
+    """Return a Lark expression for text that matches the regex `lead`, then a call."""
     firsts: list[str] = []
     reverse: list[str] = []  # calls whose arguments precede the name
     for tool in tools:

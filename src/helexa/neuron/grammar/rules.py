@@ -38,7 +38,7 @@ class Rules:
     def text_to(self, margin: str, marker: str, text: str) -> str:
         """Return a Lark expression: the terminal named `text`, then `margin` and `marker`."""
         # The terminal must not match text that contains `marker`.
-        if not self.is_token(marker):  # one terminal, because a separate terminal for `text` would match the marker
+        if not self.is_token(marker):  # one terminal, because a separate `text` would also match the marker
             end = margin + marker
             return self.add(f"{text.lower()}_to_{end.encode().hex()}[lazy]", f"{text} {literal(end)}")
         if margin:

@@ -24,9 +24,10 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 # Keywords that restrict a string, or change the meaning of a schema.
 _RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})
 _WITHOUT_TEXT = frozenset({"integer", "number", "boolean", "null"})
-# The parser reads these texts as strings only if the schema's type is string.
+# Each entry has the text of an argument, and the text as a JSON string. Unless the schema allows strings or only null,
+# the parser converts at least one of these texts to another JSON value.
 _PROBES = (("7", '"7"'), ("true", '"true"'), ("[]", '"[]"'), ("{}", '"{}"'))
-_UNTAGGED = "helexa-untagged"
+_UNTAGGED = "helexa-untagged"  # key in `$defs` of the schema that forbids tags in strings
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Which JSON Schemas are supported: rejects others, adapts schemas to llguidance.
+"""Reject malformed JSON Schemas, and adapt schemas to llguidance.
 
-`checker.py` rejects other keywords that llguidance cannot enforce. llguidance reports them when it compiles a grammar.
+Some keywords that llguidance cannot enforce stay in the schemas. llguidance reports these keywords when it compiles a
+grammar, and `checker.py` then rejects the grammar.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +11,10 @@ from helexa.core.errors import ApiError
 from helexa.neuron.parsers.json_schema import DEFINITIONS
 
 MAX_DEPTH = 100
-_MAX_STEPS = 150
+_MAX_STEPS = 150  # maximum depth of the recursion in `_ends`
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalProperties", "anyOf", "allOf", "oneOf")
-# llguidance's names. JSON Schema says: implementations ignore formats that they do not know.
+# The formats that llguidance supports. According to JSON Schema, implementations ignore formats that they do not know.
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 # Largest absolute value of a number whose schema has no bounds; near the largest bound that llguidance supports.
@@ -22,7 +23,7 @@ LARGEST = 10**18
 # Value of `multipleOf` for a number whose schema has none: the smallest value that llguidance supports.
 DECIMALS = 1e-10
 
-_LEAST_RANGE = 1e-6  # a smaller range may contain no multiple of a step
+_LEAST_RANGE = 1e-6  # numbers in a smaller range get no `multipleOf`, which might exclude all of them
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _NUMERIC = frozenset({"integer", "number"})
 # A schema with one of these keywords gets no additional bounds, which could contradict the keyword.
@@ -38,7 +39,7 @@ _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("dependentRequired", {}),
     ("dependentSchemas", {}),
 )
-# Keywords that have no effect without one of the others.
+# Keywords, each with other keywords. Without one of the other keywords, the keyword has no effect.
 _DEPENDENT = {
     "if": ("then", "else"),
     "then": ("if",),
@@ -93,10 +94,9 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
 def supportable(schema: Any) -> Any:
     """Return an equivalent schema without keywords that llguidance rejects.
 
-    Keywords that cannot be replaced stay.
-
-    Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Schemas of
-    libraries for other languages have many of these. Other keywords are replaced by keywords that llguidance supports.
+    Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Schemas that libraries
+    for other languages generate have many of these keywords. Other keywords are replaced by keywords that llguidance
+    supports. If this is not possible, they stay.
     """
     return rewritten(schema, _supportable)
 

@@ -23,7 +23,8 @@ _MARGIN = r"/\n{0,2}/"  # line breaks between the reasoning and the constrained 
 def for_schema(schema: Any, *, lenient: bool = False) -> str:
     """Return a grammar of JSON text without white space that matches `schema`.
 
-    If `lenient`, keywords that llguidance cannot enforce are ignored. Otherwise, the grammar does not compile.
+    If `lenient`, keywords that llguidance cannot enforce are ignored. Otherwise, a grammar with such keywords does not
+    compile.
 
     Raises:
         ApiError: 400 `invalid_schema`: `schema` is not a JSON Schema, or is nested too deeply.
@@ -37,7 +38,7 @@ def for_regex(regex: str) -> str:
 
     The syntax is that of Rust's crate `regex`, which has no look-around.
     """
-    # A grammar always matches the whole text, so it needs no anchors.
+    # A grammar always matches the whole text, so the anchors `^` and `$` at the ends of the expression are removed.
     anchored = regex.removeprefix("^")
     if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
         anchored = anchored[:-1]
@@ -108,11 +109,11 @@ class Messages:
 
     name: str  # name of the format
     end: str  # the marker at the end of a message
-    # Lark expressions of the headers, without `<|message|>`. `{}` is a marker of the format.
-    marker: str
-    thought: str
-    interim: str  # of a message to the user before a call
-    answer: str
+    marker: str  # the marker that replaces the first `{}` in the headers
+    # Lark expressions of the headers, without `<|message|>`. The second `{}` in `answer` stands for `<|constrain|>`.
+    thought: str  # header of reasoning
+    interim: str  # header of a message to the user before a call
+    answer: str  # header of the final answer
 
     def reasoning(self, rules: Rules) -> str:
         """Optional message of reasoning."""
