@@ -19,6 +19,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _ZEROS = re.compile(r"\A([-+]?)0+(?=[0-9])")
 _LOOSE_NUMBER = re.compile(r"\+?(-?)(0|[1-9][0-9]*)?(?:\.([0-9]*))?")
 _LITERALS = ("true", "false", "null")
+# JSON values of literals in Python and JavaScript
 _FOREIGN = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
 _FOREIGN |= dict.fromkeys(("NaN", "Infinity", "-Infinity", "+Infinity", "nan", "inf", "-inf"), "null")
 
@@ -63,7 +64,7 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
         value = strict_loads(text)
     except ValueError:
         return dumps(bare)
-    # `5.0` is an integer in a schema without fractions.
+    # If the schema allows integers but no fractions, `5.0` means 5.
     if types and not any(has_type(value, kind) for kind in types):
         whole = whole_number(text, schema)
         return dumps(bare) if whole == text else whole

@@ -160,7 +160,7 @@ def read_call(
         key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else None)
         if key in ("name", name_key) and name is None:
             # Any JSON object in text reaches this line. The attempt to read a call must end at the first sign that the
-            # object is none, so that the text is not delayed.
+            # object is no call, so that the text is not delayed.
             if untagged and not (yield from source.upcoming(output.quoted_names)):
                 raise NotACall
             name = _loaded_name((yield from read_json_text(source, ends=ends)))
@@ -207,7 +207,8 @@ def read_call(
             raise NotACall
         yield from source.space()
         separator = (yield from source.marker(_COMMA)) or (yield from source.upcoming(_CLOSE))
-        # Once arguments have been streamed, the call can no longer become text.
+        # A missing separator is accepted once arguments have been streamed, because the call can then no longer become
+        # text.
         if not (separator or started or (yield from source.upcoming(ends))):
             raise NotACall
         yield from source.space()
@@ -234,7 +235,7 @@ def read_call(
 
 
 def take_surplus(source: Source, limit: int | None = None) -> Reading[None]:
-    """Read white space and up to `limit` (3) surplus closing braces after a tool call."""
+    """Read white space and up to `limit` (default 3) surplus braces after a tool call."""
     yield from source.space()
     for _ in range(limit or _MAX_SURPLUS):
         if not (yield from source.marker(_CLOSE)):

@@ -36,7 +36,8 @@ def _ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_
         in_array: whether the string is an item of an array.
     """
     wait = True if ended else None
-    # Streaming must not wait until more than `_MAX_SPACE` characters of white space end, so the mark ends the string.
+    # If at least `_MAX_SPACE` characters of white space follow, the mark ends the string, because streaming must not
+    # wait for the next text any longer.
     if (after_space := _skip_space(text, at)) is None:
         return True
     at = after_space
@@ -58,7 +59,8 @@ def _ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_
         if in_array:
             return bool(_ITEM.match(text, after_comma)) or (None if _PART_OF_ITEM.match(text, after_comma) else False)
         return _is_key(text, after_comma, wait)
-    # A key directly after the mark: a missing comma is more common than a string that contains `" "word":`.
+    # If a key follows without a comma, the mark ends the string, because a missing comma is more common than a string
+    # that contains `" "word":`.
     return not in_array and text[at] == '"' and _is_key(text, at, False if ended else None)
 
 
@@ -211,7 +213,7 @@ class JsonString:
                 return at + 2
         elif char in '"\\/' or (
             char in "bfnrt" and not (self._raw or (self._had_invalid and char in "bf"))
-        ):  # regular expressions use `\b`, and no text contains a backspace
+        ):  # after an invalid escape, `\b` is rather a part of a regular expression than a backspace
             self._had_valid = True
             self._add(text[at : at + 2])
             return at + 2

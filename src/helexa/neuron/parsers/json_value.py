@@ -266,7 +266,7 @@ class JsonValue:
             if not any(container.end == bracket for container in self._open):
                 self._state = _AFTER_VALUE
                 return at + 1  # a closing bracket without an opening bracket
-            # Brackets inside are missing.
+            # The closing brackets of the containers inside are missing.
             while self._open[-1].end != bracket:
                 self._out.append(self._open.pop().end)
         self._out.append(bracket)

@@ -73,13 +73,13 @@ class OutputParser:
         self.markers: frozenset[str] = (tool_call_format.markers if tool_call_format else frozenset()) | marks
         openers, leading = (tool_call_format.openers, tool_call_format.leading) if tool_call_format else ((), ())
         closers = tool_call_format.closers if tool_call_format else ()
-        self._resumes = Markers([*openers, *closers])
+        self._resumes = Markers([*openers, *closers])  # where parsing continues after a call that cannot be parsed
         self._closers = Markers(closers)
         self._tagged = frozenset(openers)
-        self._drafts = Markers(openers)
+        self._drafts = Markers(openers)  # the markers that may begin a call inside reasoning
         self._draft_ends = Markers([*openers, *([reasoning.close] if reasoning else [])])
         self._untagged = frozenset((*LINES, *LEADING) if untagged else ())
-        self._tagged_calls = False
+        self._tagged_calls = False  # whether the output has a call in the model's tool-call format
         # A call in plain JSON must begin a line, because a brace within a line is ordinary text.
         if untagged:
             openers, leading = (*openers, *LINES), (*leading, *LEADING)
@@ -225,7 +225,7 @@ class OutputParser:
         `begun`: a call of the block was added to the output. `tagged`: only tool calls have the marker of the block.
         """
         source = self._source
-        if begun and self._output.open_call:  # drop the rest of the call: neither text nor valid arguments
+        if begun and self._output.open_call:  # drop the rest, which is neither text nor valid
             source.give_back()
             yield from source.until(self._resumes, lambda _: None)
             yield from source.marker(self._closers)
@@ -294,7 +294,7 @@ class OutputParser:
         return (yield from self._skip_space(self._after_reasoning))
 
     def _close_reasoning(self, closes: bool = True) -> None:
-        """Parse no reasoning from here on, if `closes`: its markers become text."""
+        """If `closes`, parse no reasoning from here on, and treat its markers as text."""
         # A marker in code is a quotation, which does not show that the reasoning is over.
         if closes:
             marks = () if self._reasoning is None else (self._reasoning.open, self._reasoning.close)

@@ -209,7 +209,7 @@ class Source:
         return text
 
     def marker(self, markers: Markers) -> Reading[str]:
-        """Read and return the marker at the current position, or read nothing: ""."""
+        """Read and return the marker at the current position; return "" without one."""
         marker_text = yield from self.upcoming(markers)
         if marker_text:
             self.take(self.at + len(marker_text))

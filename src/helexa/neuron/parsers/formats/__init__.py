@@ -1,1 +1,1 @@
-"""Parsers of tool-call formats, one module per format."""
+"""Parsers of tool-call formats; similar formats share a module."""

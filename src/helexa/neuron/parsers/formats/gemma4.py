@@ -37,7 +37,7 @@ _AFTER_SINGLE = re.compile(r"\s*[],}:<]")
 _AFTER_COMMA = re.compile(
     r"""(?P<space>\s*)(?:(?:<\|"\|>|")?(?P<key>[^][{}<>,:="\s][^][{}<>,:="]*)(?:<\|"\|>|")?[:=]|\}|<tool_call\|>)"""
 )
-_MAX_AHEAD = 200
+_MAX_AHEAD = 200  # number of characters that `_follows` looks ahead
 _NUMBER = re.compile(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?")
 _PYTHON_LITERALS = ("true", "false", "null", "True", "False", "None")
 
@@ -157,8 +157,8 @@ def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
         if marker == CLOSE or (part in _CLOSING and not depth):
             return "".join(pieces)
         if part == "," and not depth:
-            # A value with a comma inside is no scalar. It is not checked again, because joining the pieces at each
-            # comma would take quadratic time.
+            # A value that contains a comma is no scalar, so it is checked only at its first comma. Joining the pieces
+            # at each comma would take quadratic time.
             is_scalar = not has_comma and _is_scalar("".join(pieces).strip())
             if is_scalar or before in _VALUE_ENDS or (yield from _ends_value(source, schema)):
                 return "".join(pieces)

@@ -28,9 +28,12 @@ Kind = Literal["reasoning", "text", "final", "call"]
 class MessageFormat:
     """A tool-call format whose whole output consists of messages with headers.
 
-    * A message of reasoning is reasoning.
-    * A message to a tool is a tool call if the request has tools, and if the content has the form of a call.
-    * Any other message is text.
+    The header of a message decides how the parser returns its content:
+
+    * If the header marks reasoning, the content is reasoning.
+    * If the header names a tool, the content is a tool call if the request has tools and the content has the form of a
+      call.
+    * Otherwise, the content is text.
 
     Special tokens mark the headers and ends of messages. The prompt ends with `<|start|>assistant`, which begins the
     header of the first message. The parser is also used for requests without tools, because text is enclosed in
@@ -86,9 +89,10 @@ class MessageFormat:
                     (output.thought if kind == "reasoning" else output.text)(text)
                 yield from self._read_text(source, output, "text" if kind == "call" else kind)
                 return
-            # A header is short and contains markers. Other text is an answer outside of a message.
+            # A header without a message is dropped. A header is short and contains markers. Other text is an answer
+            # outside of a message.
             if len(header) > _MAX_HEADER or not self._any.search(header):
-                for text in self._any.split(header):  # otherwise the text is a header without a message
+                for text in self._any.split(header):
                     output.text(text)
             return
         kind, name = self.addressed(header)
@@ -145,7 +149,7 @@ class Harmony(MessageFormat):
     def addressed(self, header: str) -> tuple[Kind, str]:
         """Return the kind of the message with this header, and the called tool."""
         names = [name for name in _CHANNEL_NAME.findall(header) if name in _CHANNELS]
-        channel = names[-1] if names else ""  # models write other words, or a second header
+        channel = names[-1] if names else ""  # models also write other words, or two headers
         recipient = match.group(1) if (match := _RECIPIENT.search(header)) else ""
         # In the channel `analysis`, only a recipient with the prefix `functions.` is a tool of the request.
         if (recipient and channel != "analysis") or recipient.startswith(_FUNCTIONS):
@@ -214,7 +218,7 @@ class MuseGlimmer(MessageFormat):
         begins = yield from source.upcoming(_ATEM_BEGINS)
         if not begins and not source.ended:
             return False
-        output.check(name)  # `output` notes the name: if the output ends here, the unfinished call is dropped
+        output.check(name)  # sets `output.named`, so that the unfinished call is dropped if the output ends here
         if not begins:
             raise NotACall
         yield from self.calls.read(source, output)

@@ -60,7 +60,7 @@ def _read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
 def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[None]:
     """Parse one string literal, after its first quotation mark, `quote`."""
     end = quote
-    # Two quotation marks are an empty string or the beginning of a triple-quoted one.
+    # Two quotation marks are an empty string, or the beginning of a triple-quoted string.
     if (yield from source.peek()) == quote:
         source.take(source.at + 1)
         if (yield from source.peek()) != quote:
@@ -285,7 +285,7 @@ def _python_json(text: str) -> tuple[str, bool]:
     """Return JSON text and True for a Python literal, else text to convert and False."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # unknown escape sequences keep their text
+            warnings.simplefilter("ignore")  # Python warns of unknown escape sequences, and keeps their text
             value = ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         if text.startswith(("{", "[")):

@@ -273,7 +273,8 @@ class TaggedCalls:
         self.name = name  # name of the format
         self.opener = opener  # opening tag around the calls
         self.tags = tags  # the other tags
-        inner = () if tags.call else (tags.key, tags.key_end, tags.value, tags.value_end)  # GLM's tags are tokens
+        # GLM's vocabulary has these tags as special tokens, too.
+        inner = () if tags.call else (tags.key, tags.key_end, tags.value, tags.value_end)
         self.markers = frozenset({opener, tags.block_end, *inner})
         self.openers = tuple(filter(None, (opener, tags.call)))
         self.closers = tuple(filter(None, (tags.block_end, tags.call_end)))

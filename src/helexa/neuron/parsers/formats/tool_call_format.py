@@ -115,7 +115,7 @@ _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ('<tool_calls>[{\\"name\\":', "hunyuan"),
     ("<tool_call>\\n<function=", "qwen_xml"),
     ("<tool_call>\n<function=", "qwen_xml"),
-    ("</tool_calls>", None),  # a list of calls; templates of this format also mention `<tool_call>`
+    ("</tool_calls>", None),  # a format that is not supported; its templates also contain `<tool_call>`
     ("<tool_call></tool_call>", "hermes"),
     ("<tool_call>\\n{", "hermes"),
     ("<tool_call>\n{", "hermes"),
