@@ -111,8 +111,8 @@ def test_bias_of_a_tied_output_head_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "key", "value", "problem"),
     [
-        ("llama", "rope.dimension_count", 16, "is 16, but a head has 32 numbers"),
-        ("qwen3", "rope.dimension_count", 64, "is 64, but a head has 32 numbers"),
+        ("llama", "rope.dimension_count", 16, "is 16, expected 32, the width of a head"),
+        ("qwen3", "rope.dimension_count", 64, "is 64, expected at most 32, the width of a head"),
         ("qwen3", "attention.value_length", 16, "differs from 32"),
         ("llama", "attention.scale", 0.5, "differs from 1 / sqrt"),
         ("llama", "attn_logit_softcapping", 50.0, "is 50.0, which is not supported"),

@@ -20,7 +20,7 @@ import msgspec
 from helexa.neuron.grammar.checker import MAX_CPU_SECONDS, PARSER_LIMITS, CompileResult
 from helexa.neuron.parsers.json_schema import DEFINITIONS
 
-_MEMORY_BYTES = 512 << 20  # address space beyond the usage at start
+_MEMORY_BYTES = 512 << 20  # maximum growth of the address space after the start
 # Smaller than the stack of any thread that compiles the same grammar later, so that a stack overflow occurs here.
 _STACK_BYTES = 2 << 20
 _SEARCH_SECONDS = 0.3  # CPU time limit of `_pointer`

@@ -95,7 +95,9 @@ def for_tools(
     """
     if choice not in ("required", "auto"):
         if choice not in tools:
-            raise ApiError(400, "invalid_grammar", f"there is no tool '{choice[:100]}' in 'tools'", param="tool_choice")
+            raise ApiError(
+                400, "invalid_grammar", f"there is no tool '{choice[:100]}' in 'tools'; add it", param="tool_choice"
+            )
         tools = {choice: tools[choice]}
     if not tools:
         raise ApiError(

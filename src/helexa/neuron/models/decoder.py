@@ -199,7 +199,7 @@ class Decoder:
         return (AttentionShape(settings.heads, settings.kv_heads, settings.head_dim),)
 
     def cache_layer(self, index: int) -> int:
-        """Return the layer whose KV cache layer `index` reads: mostly `index` itself."""
+        """Return the layer whose KV cache layer `index` reads: usually `index` itself."""
         return index
 
     def new_caches(self, pages: int, slots: int, window_pages: int | None = None) -> list[Any]:

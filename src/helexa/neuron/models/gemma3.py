@@ -38,7 +38,7 @@ class Gemma(Llama):
     act = "gelu_tanh"
 
     def prepare(self) -> None:
-        """Call `Llama.prepare`, then compute the factor of the embeddings."""
+        """Call `Llama.prepare`, then compute the factor that multiplies the embeddings."""
         super().prepare()
         self._factor = float(tensors.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
 

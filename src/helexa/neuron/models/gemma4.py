@@ -65,7 +65,8 @@ class Gemma4(Gemma3):
     implemented = ("final_logit_softcapping",)
     supported: ClassVar = {
         "hidden_activation": (None, "gelu_pytorch_tanh"),
-        "use_bidirectional_attention": (None, False, "vision"),  # `vision`: only between the tokens of an image
+        # With `vision`, each image token attends to all tokens of its image.
+        "use_bidirectional_attention": (None, False, "vision"),
     }
     norm_offset = 0.0
 
@@ -117,7 +118,9 @@ class Gemma4(Gemma3):
         }
         super().prepare()
         if self.layer_types[-1] != "full_attention":
-            raise UnsupportedModelError("config: the last of 'layer_types' must be 'full_attention'")
+            raise UnsupportedModelError(
+                f"config: the last of 'layer_types' is {self.layer_types[-1]!r}, expected 'full_attention'"
+            )
         shared = settings.positive("num_kv_shared_layers") if settings.config.get("num_kv_shared_layers") else 0
         self._first_shared = settings.layers - shared
         # For each layer type, the last layer that has its own keys and values. The layers that share read its cache.
@@ -155,7 +158,9 @@ class Gemma4(Gemma3):
         """Return a rotary embedding for each layer type."""
         config, loader = self.settings.config.get("rope_parameters") or _ROPES, self.loader
         if {*config} - {*_LAYER_TYPES}:
-            raise ModelFileError(f"config: 'rope_parameters' must have the keys {_LAYER_TYPES}")
+            raise ModelFileError(
+                f"config: 'rope_parameters' has the keys {str([*config])[:80]}, expected only {_LAYER_TYPES}"
+            )
         ropes: dict[str, Rope] = {}
         for kind in {*self.layer_types}:
             dim, name, factors = self._shapes[kind].dim, "rope_freqs.weight", None

@@ -143,7 +143,9 @@ class GraniteSwa(Granite):
         settings = self.settings
         thetas = settings.config.get("layer_rope_theta")
         if thetas is not None and not (isinstance(thetas, list) and len(thetas) == settings.layers):
-            raise ModelFileError(f"config: 'layer_rope_theta' must list {settings.layers} numbers, one per layer")
+            raise ModelFileError(
+                f"config: 'layer_rope_theta' is {str(thetas)[:80]}, expected {settings.layers} numbers"
+            )
         self._thetas: list[float] | None = thetas
         self._rope_by_theta: dict[float, Rope] = {0.0: no_rotation(settings.head_dim, self.loader.ops)}
         for theta in set(thetas or ()) - {0}:
@@ -151,7 +153,7 @@ class GraniteSwa(Granite):
             self._rope_by_theta[theta] = self.rope({**settings.config, "rope_parameters": parameters})
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: every fourth layer has full attention."""
+        """Return the type of layer `index`: layers 0, 4, 8, ... have full attention."""
         return "sliding_attention" if index % 4 else "full_attention"
 
     def rope_of(self, index: int) -> Rope:

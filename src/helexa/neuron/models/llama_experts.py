@@ -42,7 +42,10 @@ class Ernie45Moe(WithExperts):
         config, layers = self.settings.config, self.settings.layers
         first, last = config["moe_layer_start_index"], config["moe_layer_end_index"]
         if type(first) is not int or type(last) is not int:
-            raise ModelFileError("config: 'moe_layer_start_index' and 'moe_layer_end_index' must be whole numbers")
+            raise ModelFileError(
+                f"config: 'moe_layer_start_index' is {first!r} and 'moe_layer_end_index' is {last!r}, expected whole "
+                "numbers"
+            )
         if not first <= index <= (layers - 1 if last == -1 else last):
             return False
         # Between `first` and `last`, a layer has experts if its number, counted from 1, is a multiple of the interval.
@@ -63,7 +66,7 @@ class Ernie45Moe(WithExperts):
 
 
 class Glm4Moe(WithDeepSeekExperts):
-    """GLM-4 MoE: Llama with experts, biases on queries, keys, values, and head norms."""
+    """GLM-4 MoE: Llama with experts, head norms, and query, key and value biases."""
 
     defaults: ClassVar = {
         **WithDeepSeekExperts.defaults,
@@ -75,7 +78,7 @@ class Glm4Moe(WithDeepSeekExperts):
     }
 
     def qk_norms(self) -> QkNorms | None:
-        """Return the norms of heads if `use_qk_norm` is true."""
+        """Return the norms of query and key heads; None unless `use_qk_norm` is true."""
         return QkNorms(self.settings.eps) if self.settings.config.get("use_qk_norm") else None
 
 

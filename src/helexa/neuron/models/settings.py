@@ -84,7 +84,7 @@ class Settings:
         value = default if value is None else value
         # Not `isinstance`, because a bool is an int in Python.
         if type(value) is not int or not 0 < value < _LARGEST:
-            raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
+            raise ModelFileError(f"config: '{key}' is {value!r}, expected a whole number from 1 to {_LARGEST - 1}")
         return value
 
     def number(self, key: str) -> float:
@@ -95,7 +95,7 @@ class Settings:
         """
         value = self.config.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
-            raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
+            raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number below {_LARGEST}")
         return float(value)
 
     def fraction(self, key: str, default: float) -> float:

@@ -32,7 +32,7 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     An `allOf` that contains a single schema is replaced in the same way. References in the inserted keywords are
     also replaced. If `schema` and the inserted schema have the same keyword, the value in `schema` applies.
     """
-    # References may form a cycle.
+    # The number of steps is limited, because references may form a cycle.
     for _ in range(_MAX_DEPTH):
         reference, subschemas = schema.get("$ref"), schema.get("allOf")
         if isinstance(reference, str):

@@ -91,7 +91,7 @@ class OutputParser:
         # In structured text, a marker may be a part of a JSON string.
         self._text_openers = NO_MARKERS if structured and not self._framed else self._openers
         self._after_reasoning = Markers([*openers, *leading, *(() if structured else marks)])
-        # A closing marker alone would turn the structured answer into reasoning.
+        # Structured output cannot begin with a closing marker, which would turn the answer into reasoning.
         first_marks = marks if reasoning is None or not structured else {reasoning.open} if may_reason else ()
         answer = () if reasoning is None or structured else reasoning.answer[:1]
         self._answer_opener = "".join(answer)
@@ -231,8 +231,9 @@ class OutputParser:
             yield from source.marker(self._closers)
             source.give_back()
         elif source.ended and (source.cut or self._output.calls) and (tagged or self._output.named):
+            # The output ended before the arguments of the call, so the beginning of the call is dropped.
             source.take(len(source.text))
-            source.give_back()  # the output ended before the arguments of the call
+            source.give_back()
             self._output.repairs.add("unfinished_call")
         else:
             self._emit_text(source.give_back())

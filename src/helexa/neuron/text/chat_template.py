@@ -101,7 +101,8 @@ class TemplateRenderer:
     def _run(self, source: str, variables: Mapping[str, Any] | None) -> str:
         if len(source) > MAX_SOURCE_LENGTH:
             raise TemplateError(
-                f"the chat template has {len(source)} characters, more than {MAX_SOURCE_LENGTH}; set a shorter one"
+                f"the chat template has {len(source)} characters, more than {MAX_SOURCE_LENGTH}; set a shorter "
+                "chat_template"
             )
         request = json.dumps([source, variables, MAX_SECONDS], ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(request) > MAX_BYTES:

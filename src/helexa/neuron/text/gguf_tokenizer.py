@@ -106,7 +106,9 @@ class GgufVocabulary:
         kinds = {int(kind) for kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)}
         added = [(token, kind) for token, kind in zip(self.tokens, self.types, strict=True) if kind in kinds]
         if sum(len(token) for token, _ in added) > MAX_ADDED_LENGTH:
-            raise ModelFileError(f"tokenizer.ggml.tokens has control tokens of more than {MAX_ADDED_LENGTH} characters")
+            raise ModelFileError(
+                f"tokenizer.ggml.tokens has added tokens with more than {MAX_ADDED_LENGTH} characters together"
+            )
         return [AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False) for token, kind in added]
 
     def merges(self) -> list[tuple[str, str]]:
@@ -139,7 +141,8 @@ class GgufVocabulary:
         if len(values) > limit:
             raise ModelFileError(f"tokenizer.ggml.{key} has {len(values)} entries, more than {limit}")
         if not is_list_of(values, *kinds):
-            raise ModelFileError(f"tokenizer.ggml.{key} has entries of the wrong type")
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise ModelFileError(f"tokenizer.ggml.{key} has entries of the wrong type, expected {expected}")
         return values
 
 

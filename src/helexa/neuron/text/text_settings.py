@@ -24,7 +24,7 @@ MAX_SOURCE_LENGTH = 1 << 20  # maximum number of characters in the source of a t
 _DEFAULT_TEMPLATE = "default"
 _TOOL_USE = "tool_use"
 
-# Files in a checkpoint's folder with templates that have a name, and the names.
+# For each file with a named template, as a path in the checkpoint's folder: the name of the template.
 NAMED_TEMPLATES = {f"additional_chat_templates/{name}.jinja": name for name in (_DEFAULT_TEMPLATE, _TOOL_USE)}
 
 SamplingDefaults = dict[str, float | int]

@@ -79,7 +79,7 @@ def _gguf_in(path: Path) -> Path:
     files = gguf_models(path)
     if len(files) != 1:
         contents = f"no tokenizer.json and {len(files) or 'no'} .gguf files"
-        raise ModelFileError(f"{path} contains {contents}", advice="name a model file")
+        raise ModelFileError(f"{path} contains {contents}", advice="give the path of a model file")
     return files[0]
 
 

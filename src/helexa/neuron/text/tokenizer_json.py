@@ -50,7 +50,9 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     parsed = parse_object(data, path.name)
     check_growth(parsed)
     if _added_length(parsed) > MAX_ADDED_LENGTH:
-        raise UnsupportedModelError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
+        raise UnsupportedModelError(
+            f"{path.name} has added tokens with more than {MAX_ADDED_LENGTH} characters together"
+        )
     with backend_errors(f"{path.name} cannot be read", "download the model again"):
         del parsed  # frees memory before the library allocates its own
         backend = Tokenizer.from_buffer(data)
@@ -75,7 +77,9 @@ def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy:
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing = {token_id: token for token_id, token in tokens.items() if token.content not in known}
     if sum(len(token.content) for token in missing.values()) > MAX_ADDED_LENGTH:
-        raise UnsupportedModelError(f"the model's files add tokens of more than {MAX_ADDED_LENGTH} characters")
+        raise UnsupportedModelError(
+            f"the model's files add tokens with more than {MAX_ADDED_LENGTH} characters together"
+        )
     for token_id in sorted(missing):
         token, size = missing[token_id], backend.get_vocab_size(with_added_tokens=True)
         current = backend.token_to_id(token.content)

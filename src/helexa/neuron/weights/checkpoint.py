@@ -106,7 +106,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if len(files) == 1:
         return GgufCheckpoint(files[0])
     if files:
-        raise ModelFileError(f"{path}: the folder holds {len(files)} .gguf files", advice="name one of them")
+        raise ModelFileError(
+            f"{path}: the folder holds {len(files)} .gguf files", advice="give the path of one of them"
+        )
     raise ModelFileError(f"{path}: the folder holds neither .safetensors nor .gguf files")
 
 

@@ -178,7 +178,10 @@ def _tensor(file: TensorFile, name: str, fields: Any, data: int) -> FileTensor:
         )
     shape, byte_range = fields.get("shape"), fields.get("data_offsets")
     if not _are_sizes(shape) or not _are_sizes(byte_range) or len(byte_range) != 2 or byte_range[0] > byte_range[1]:
-        raise ModelFileError(f"{file.path.name}: tensor {name} has invalid shape or data_offsets")
+        raise ModelFileError(
+            f"{file.path.name}: tensor {name} has an invalid shape, {str(shape)[:80]}, or invalid data_offsets, "
+            f"{str(byte_range)[:80]}"
+        )
     nbytes = math.prod(shape) * getattr(tensors, dtype_name).itemsize
     if nbytes != byte_range[1] - byte_range[0]:
         raise ModelFileError(

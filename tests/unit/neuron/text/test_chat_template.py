@@ -128,7 +128,7 @@ def test_model_without_a_template_is_rendered_as_chatml():
         ("line\n{% for %}", "broken in line 2"),
         ("{% unknown %}", "unknown tag 'unknown'"),
         ("{{ 1 | no_such_filter }}", "no_such_filter"),
-        ("x" * (MAX_SOURCE_LENGTH + 1), "set a shorter one"),
+        ("x" * (MAX_SOURCE_LENGTH + 1), "set a shorter chat_template"),
         ("{{" + "(" * 100_000, "the chat template"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
         ("{% include 'other' %}", "no loader"),

@@ -319,5 +319,5 @@ def test_empty_vocabulary_is_rejected(byte_metadata):
 
 def test_too_long_control_tokens_are_rejected(byte_metadata):
     byte_metadata["tokenizer.ggml.tokens"][257] = "<" * (MAX_ADDED_LENGTH + 1)
-    with pytest.raises(ModelFileError, match="control tokens of more than 1048576 characters"):
+    with pytest.raises(ModelFileError, match="added tokens with more than 1048576 characters"):
         from_gguf(byte_metadata)

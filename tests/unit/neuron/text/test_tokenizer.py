@@ -339,7 +339,7 @@ def mutated(**replaced: Any) -> str:
         (json.dumps({"a": [[]] * (1 << 21)}), "values"),
         (
             mutated(added_tokens=[{"id": 9, "content": "x" * (1 << 20), "special": True}] * 2),
-            "added tokens of more than",
+            "added tokens with more than",
         ),
         (mutated(added_tokens=[7]), "cannot be read"),
         (mutated(added_tokens={}), "cannot be read"),

@@ -51,7 +51,7 @@ def test_path_without_model_is_rejected_with_the_reason(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     for name in ("one.gguf", "two.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(ModelFileError, match=r"2 \.gguf files; name one of them$"):
+    with pytest.raises(ModelFileError, match=r"2 \.gguf files; give the path of one of them$"):
         open_checkpoint(tmp_path)
 
 

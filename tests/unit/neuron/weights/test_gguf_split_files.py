@@ -75,7 +75,7 @@ def test_tensors_of_a_split_gguf_are_read_from_their_parts_and_close_closes_all(
 
 
 def test_error_for_opening_a_later_part_names_the_first_part(folder: Path) -> None:
-    problem = r"^tiny-00002-of-00003\.gguf: part 2 of 3; open the first, tiny-00001-of-00003\.gguf$"
+    problem = r"^tiny-00002-of-00003\.gguf: part 2 of 3, not the first part; open tiny-00001-of-00003\.gguf$"
     with pytest.raises(ModelFileError, match=problem):
         GgufFile.open(folder / NAMES[1])
 
@@ -128,7 +128,7 @@ def test_split_gguf_with_a_wrong_tensor_count_is_rejected(folder: Path) -> None:
 
 def test_part_count_of_a_split_gguf_that_is_not_a_number_is_rejected(write_gguf: Callable[..., Path]) -> None:
     path = write_gguf("llama", {}, lambda writer: writer.add_string("split.count", "3"))
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: key split\.count is not a whole number; "):
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: key split\.count is .*, expected a whole number; "):
         GgufFile.open(path)
 
 

@@ -115,7 +115,7 @@ class ClippedLinear:
 def _range(loader: TowerLoader, name: str) -> tuple[float, float]:
     least, most = loader.scalar(f"{name}_min"), loader.scalar(f"{name}_max")
     if not least <= most:
-        raise ModelFileError(f"{name}_min is {least}, but {name}_max is {most}")
+        raise ModelFileError(f"tensor {name}_min is {least}, expected at most {name}_max, {most}")
     return least, most
 
 

@@ -57,11 +57,11 @@ class MuseGlimmerTower(VisionTower):
         settings, loader, hidden = self.settings, self.loader, self.settings.hidden
         if self.config.get("projector_hidden_act", "gelu") != "gelu":
             raise UnsupportedModelError(
-                f"config: 'projector_hidden_act' is {self.config['projector_hidden_act']!r}, not 'gelu'"
+                f"config: 'projector_hidden_act' is {self.config['projector_hidden_act']!r}, supported: 'gelu'"
             )
         self._square, self._side = settings.positive("merge_size"), settings.positive("pos_emb_height")
         if settings.positive("pos_emb_width") != self._side:
-            raise UnsupportedModelError("config: 'pos_emb_width' must be equal to 'pos_emb_height'")
+            raise UnsupportedModelError(f"config: 'pos_emb_width' must be equal to 'pos_emb_height', {self._side}")
         last = settings.layers - 1
         default = [_FULL if (index + 1) % 4 == 0 or index == last else _WINDOW for index in range(settings.layers)]
         self._types = settings.config.get("layer_types") or default

@@ -164,8 +164,8 @@ class Qwen25VlTower(QwenTower):
         full = settings.config.get("fullatt_block_indexes")
         if self._window < 1 or not isinstance(full, list):
             raise ModelFileError(
-                f"config: 'window_size' must be at least {self.merge * self.patch_size}, "
-                "and 'fullatt_block_indexes' must be a list"
+                f"config: 'window_size' is {settings.config['window_size']}, expected at least "
+                f"{self.merge * self.patch_size}, and 'fullatt_block_indexes' is {str(full)[:40]}, expected a list"
             )
         self._full_layers = frozenset(full)
         norm = loader.rms_norm("merger.ln_q", hidden, EPS)

@@ -149,7 +149,7 @@ class Harmony(MessageFormat):
     def addressed(self, header: str) -> tuple[Kind, str]:
         """Return the kind of the message with this header, and the called tool."""
         names = [name for name in _CHANNEL_NAME.findall(header) if name in _CHANNELS]
-        channel = names[-1] if names else ""  # models also write other words, or two headers
+        channel = names[-1] if names else ""  # the last one, because models write two headers by mistake
         recipient = match.group(1) if (match := _RECIPIENT.search(header)) else ""
         # In the channel `analysis`, only a recipient with the prefix `functions.` is a tool of the request.
         if (recipient and channel != "analysis") or recipient.startswith(_FUNCTIONS):

@@ -22,7 +22,7 @@ def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
             "expert_count", "is not 0: a mixture of experts of this architecture is not supported"
         )
     window = _window(metadata)
-    return {"model_type": "mistral", **window} if window else {}  # a sliding window is Mistral's only difference
+    return {"model_type": "mistral", **window} if window else {}  # Llama with a sliding window is Mistral
 
 
 def _mistral3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:

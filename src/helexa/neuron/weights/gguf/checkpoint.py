@@ -232,5 +232,8 @@ class GgufCheckpoint:
 
 
 def _compose(order: NDArray[np.int64] | None, chosen: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """Return `order[chosen]`; None stands for all rows in the order of the file."""
+    """Return the numbers in the file of the entries `chosen`: `order[chosen]`.
+
+    None stands for all entries in the order of the file.
+    """
     return chosen if order is None else order if chosen is None else order[chosen]

@@ -111,7 +111,7 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     if "attention.key_length" in metadata:
         head_dim = metadata.integer("attention.key_length")
     if not head_dim:
-        raise metadata.error("attention.head_count", "is larger than the hidden size")
+        raise metadata.error("attention.head_count", f"is {heads}, which is larger than embedding_length, {hidden}")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         if metadata.architecture not in _LATENT | _TWO_SHAPES and metadata.integer(key, head_dim) != head_dim:
             raise metadata.unsupported(key, f"differs from {head_dim}, the width of a head, which is not supported")
@@ -176,7 +176,10 @@ def _rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
     dimensions = metadata.integer("rope.dimension_count", head_dim)
     if dimensions > head_dim or (metadata.architecture in INTERLEAVED and dimensions != head_dim):
-        raise metadata.error("rope.dimension_count", f"is {dimensions}, but a head has {head_dim} numbers")
+        bound = "" if metadata.architecture in INTERLEAVED else "at most "
+        raise metadata.error(
+            "rope.dimension_count", f"is {dimensions}, expected {bound}{head_dim}, the width of a head"
+        )
     different = metadata.integer("rope.dimension_count_swa", dimensions) != dimensions
     if different and metadata.architecture not in _TWO_SHAPES:
         raise metadata.error("rope.dimension_count_swa", f"differs from rope.dimension_count, which is {dimensions}")

@@ -100,7 +100,8 @@ class GgufFile:
         names = part_names(self.path.name)
         if self.path.name != names[0]:
             raise ModelFileError(
-                f"{self.path.name}: part {int(match['number'])} of {count}", advice=f"open the first, {names[0]}"
+                f"{self.path.name}: part {int(match['number'])} of {count}, not the first part",
+                advice=f"open {names[0]}",
             )
         for number, name in enumerate(names[1:], start=1):
             path = self.path.with_name(name)
@@ -129,7 +130,7 @@ class GgufFile:
     def _number(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
         if type(value) is not int:
-            raise ModelFileError(f"{self.path.name}: key {key} is not a whole number")
+            raise ModelFileError(f"{self.path.name}: key {key} is {repr(value)[:40]}, expected a whole number")
         return value
 
 

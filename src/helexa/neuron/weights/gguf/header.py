@@ -53,7 +53,7 @@ class StringArray(Sequence[str]):  # noqa: PLW1641  # like a list, it has no has
 
     Args:
         data: the strings, each after its length in 8 bytes.
-        ends: the ends of the strings in `data`.
+        ends: for each string, the position in `data` after its last byte.
         where: file and key, for error messages.
     """
 
@@ -238,7 +238,7 @@ class _HeaderReader:
             raise self._unsupported(f"unsupported tensor type {kind.name}")
         elements, block_bytes = BLOCK_SIZES[kind]
         if 0 in shape:
-            self._fail("has an empty dimension")
+            self._fail(f"has an empty dimension in its shape {list(shape)}")
         if shape[-1] % elements:
             self._fail(f"rows of {shape[-1]} elements are not whole {kind.name} blocks of {elements}")
         if offset % alignment:
@@ -259,12 +259,12 @@ class _HeaderReader:
         kind = self._integer("<I")
         count = self._integer("<Q")
         if count > self._elements_left:
-            self._fail(f"an array of {count} elements is too long")
+            self._fail(f"an array of {count} elements is too long; all arrays may have {_MAX_ARRAY_ELEMENTS} together")
         self._elements_left -= count
         if kind == _ARRAY:
             self._arrays_left -= count
             if self._arrays_left < 0:
-                self._fail(f"an array of {count} arrays is too long")
+                self._fail(f"an array of {count} arrays is too long; a file may have {_MAX_ARRAYS} inner arrays")
         if kind == _STRING:
             return self._strings(count)
         if kind == _ARRAY:
@@ -315,7 +315,7 @@ class _HeaderReader:
     def _name(self) -> str:
         length = self._integer("<Q")
         if length > _MAX_NAME_BYTES:
-            self._fail(f"its name is {length} bytes long")
+            self._fail(f"its name is {length} bytes long, more than {_MAX_NAME_BYTES}")
         try:
             name = self._read_bytes(length).decode()
         except UnicodeDecodeError:

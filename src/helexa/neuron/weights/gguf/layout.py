@@ -397,7 +397,7 @@ class _ValueHeads:
 def halves(name: str, count: int, heads: int) -> NDArray[np.int64]:
     """Return row numbers that undo GGUF's interleaving of the halves of each head."""
     if count % (2 * heads):
-        raise ModelFileError(f"tensor {name} has {count} rows, which do not divide into {heads} heads of even width")
+        raise ModelFileError(f"tensor {name} has {count} rows, which do not divide into {heads} heads of an even width")
     # GGUF stores the 2h rows of a head as (0, h, 1, h + 1, ..).
     return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 

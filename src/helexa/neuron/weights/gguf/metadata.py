@@ -47,7 +47,7 @@ class Metadata:
             # A list with one integer per layer is accepted if all are equal.
             value = value[0]
         if type(value) is not int or not least <= value <= _MAX_INTEGER:
-            raise self.error(key, f"is not one whole number from {least} to {_MAX_INTEGER}")
+            raise self.error(key, f"is not one whole number from {least} to {_MAX_INTEGER}, but {_shown(value)}")
         return value
 
     def integers(self, key: str, layers: int, default: int | None = None) -> list[int]:
@@ -63,14 +63,14 @@ class Metadata:
         """Return the positive finite number at `key`, or `default` if the key is missing."""
         value = self._value(key, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise self.error(key, "is not a positive number")
+            raise self.error(key, f"is not a positive number, but {_shown(value)}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean at `key`, or `default` if the key is missing."""
         value = self._value(key, default)
         if type(value) is not bool:
-            raise self.error(key, "is neither true nor false")
+            raise self.error(key, f"is neither true nor false, but {_shown(value)}")
         return value
 
     def text(self, key: str, default: str) -> str:
@@ -126,7 +126,9 @@ class Metadata:
         """Return the id of the `bos` or `eos` token; None if the file has none."""
         value = self._file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         if value is not None and (type(value) is not int or not 0 <= value <= _MAX_INTEGER):
-            raise ModelFileError(f"{self._file.path.name}: key tokenizer.ggml.{kind}_token_id is not a token id")
+            raise ModelFileError(
+                f"{self._file.path.name}: key tokenizer.ggml.{kind}_token_id is {_shown(value)}, expected a token id"
+            )
         return value
 
     def error(self, key: str, problem: str) -> ModelFileError:
@@ -143,6 +145,10 @@ class Metadata:
         if value is None:
             raise self.error(key, "is missing")
         return value
+
+
+def _shown(value: Any) -> str:
+    return "a list" if isinstance(value, list | StringArray) else repr(value)[:40]
 
 
 class TokenType(IntEnum):
