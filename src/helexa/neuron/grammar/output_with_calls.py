@@ -37,7 +37,7 @@ from helexa.neuron.parsers.output import Tools
 
 MAX_CALLS = 16  # maximum number of tool calls in one message; small models may call forever
 
-MAX_TOOLS = 32  # maximum number of tools whose rules are matched while the model writes text
+MAX_TOOLS = 32  # maximum number of tools for which untagged calls are matched in text
 
 # Regular expressions that match the text before an untagged call, and the call up to the key that identifies it as a
 # call. They are used in lazy rules, which end at the first match, so the text cannot contain an earlier call.
@@ -113,7 +113,7 @@ def for_tools(
     calls, *others = _FRAMES[tool_call_format](rules, callable_tools, MAX_CALLS if parallel else 1)
     if content:
         return rules.serialized(f"{content} | {calls.all(rules)}")
-    # Text before the call is not allowed.
+    # The output must begin with a call.
     if choice != "auto":
         return rules.serialized(calls.all(rules))
     # For untagged calls, each tool adds rules that are matched while the model writes text, so tools must be few.
@@ -297,8 +297,9 @@ def _messages(
 ) -> str:
     """Return the grammar of output in messages.
 
-    The output ends with 1 to `limit` messages that match `calls`. If `reasons`, reasoning may precede them. If
-    `may_message`, text may precede them, and an answer that matches `content` (any text if empty) may replace them.
+    The output ends with 1 to `limit` messages that match `calls`. If `reasons`, reasoning may precede the calls. If
+    `may_message`, text may precede the calls, and an answer that matches `content` (any text if empty) may replace the
+    calls.
     """
     messages = MESSAGES[tool_call_format]
     call = rules.add("call", calls)

@@ -56,7 +56,7 @@ class Rules:
             lenient: whether to ignore keywords that llguidance does not support.
         """
         options = (_SPACED if spaced else _COMPACT) | ({"lenient": True} if lenient else {})
-        # Leave out `$schema`: the JSON Schema draft makes no difference, and llguidance would look up its address.
+        # Leave out `$schema`, because llguidance would look up its address. The JSON Schema draft makes no difference.
         without_draft = (
             {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
         )

@@ -134,7 +134,7 @@ class Parameter:
         return "json"
 
     def _written_options(self) -> Iterable[str]:
-        """Yield the text of each listed value that parsers turn back into the value."""
+        """Yield a text for each value in the schema's list that parsers convert back."""
         listed = [self._schema["const"]] if "const" in self._schema else self._schema.get("enum")
         for option in listed if isinstance(listed, list) else ():
             for text in (option, json.dumps(option, ensure_ascii=False)):
@@ -177,7 +177,7 @@ class Parameter:
 def json_value(rules: Rules, tool: CallableTool, name: str, limit: Mapping[str, Any] | None = None) -> str:
     """Return a Lark expression for the parameter `name` of `tool`, written as JSON.
 
-    The value must also match the JSON Schema `limit`.
+    The value must also match the JSON Schema `limit`, unless it is None.
     """
     schema = tool.properties[name]
     defined = definitions(tool.schema)
@@ -241,7 +241,10 @@ def tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
 
 
 def bare_tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
-    """Return the expression of `tagged_call` after `tags.call`, or "" if inexact."""
+    """Return the expression of `tagged_call` after `tags.call`, or "".
+
+    The result is "" if tagged parameters cannot enforce the tool's schema.
+    """
     parameters = {name: Parameter(tool, name, tags.inside_values) for name in tool.properties}
     if not (tool.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
         return ""

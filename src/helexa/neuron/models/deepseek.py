@@ -45,7 +45,7 @@ class DeepSeekV3(WithDeepSeekExperts):
         factor, sharpness = rope.get("factor") or 1, rope.get("mscale_all_dim") or 0
         if rope["rope_type"] == "default" or factor <= 1:
             return scale
-        # Squared, because the factor applies to queries and to keys.
+        # The factor is squared, because it applies to queries and to keys.
         return scale * (0.1 * sharpness * math.log(factor) + 1) ** 2
 
     def mixer(self, index: int, prefix: str) -> LatentAttention:

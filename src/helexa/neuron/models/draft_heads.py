@@ -303,7 +303,7 @@ class EagleHead(DraftHead, Llama):
         hidden, delta = self._layer(self.embed(batch.tokens), states, caches[0], Step(batch), batch.sample_rows)
         normed = self._norm(hidden, delta)
         if self.kept is not None:
-            self.kept.keep_output(hidden)  # not normalized; the norm has added `delta` in place
+            self.kept.keep_output(hidden)  # not normalized; `_norm` has added `delta` to it
         return normed
 
 

@@ -97,7 +97,7 @@ class Gemma4(Gemma3):
             standard["global_head_dim"] = shapes[0].get("head_dim", standard["head_dim"])
             standard["num_global_key_value_heads"] = shapes[0].get("num_key_value_heads")
         elif not standard.get("attention_k_eq_v"):
-            standard["num_global_key_value_heads"] = None  # transformers ignores the setting in this case
+            standard["num_global_key_value_heads"] = None  # as in transformers, which ignores the setting here
         return standard
 
     def prepare(self) -> None:
@@ -165,7 +165,7 @@ class Gemma4(Gemma3):
         for kind in {*self.layer_types}:
             dim, name, factors = self._shapes[kind].dim, "rope_freqs.weight", None
             if kind == "full_attention" and name in loader:
-                # GGUF files state the frequencies of full attention by these divisors.
+                # In GGUF files, this tensor has the divisors of the rotary frequencies of full attention.
                 factors = loader.vector(name, dim // 2)
             settings = self.rope_settings({"rope_parameters": config.get(kind)})
             ropes[kind] = Rope(settings, dim, loader.ops, trained_context=self.settings.context, factors=factors)

@@ -86,7 +86,7 @@ class Llama(Decoder):
     def rope(self, config: Mapping[str, Any]) -> Rope:
         """Return the rotary embedding for `config` (see `rope_settings`)."""
         settings, loader = self.settings, self.loader
-        # GGUF files of Llama 3.1 state the scaled frequencies by these divisors.
+        # GGUF files of Llama 3.1 have this tensor instead of settings. It divides the rotary frequencies.
         name = "rope_freqs.weight"
         factors = loader.vector(name, settings.head_dim // 2) if name in loader else None
         rope = self.rope_settings(config)

@@ -63,7 +63,7 @@ class WithExperts(Llama):
         return SharedExpert(self.loader, *names, hidden=self.settings.hidden, intermediate=width)
 
     def latent(self, prefix: str) -> LatentSpace | None:
-        """Return the projections around the selected experts; None for most models."""
+        """Return the projections to and from the experts' latent space; None without."""
         return None
 
 

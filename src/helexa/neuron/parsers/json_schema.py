@@ -46,7 +46,7 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the JSON types that `schema` allows, such as `string`; empty if all are."""
+    """Return the names of the JSON types that `schema` allows; empty for all types."""
     return _types(schema, schema, set(), _MAX_DEPTH)
 
 

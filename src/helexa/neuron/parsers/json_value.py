@@ -11,7 +11,7 @@ from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading,
 
 MAX_DEPTH = 100
 
-_MAX_GAP = 256  # white space after a comma that may turn out to be surplus
+_MAX_GAP = 256  # maximum length of white space that is held back after a comma
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BARE_KEY = re.compile(r"[A-Za-z_$][\w$.-]*")
 _MAX_KEY = 128
@@ -93,7 +93,7 @@ class JsonValue:
                 self._value_ends()
             return end
         if ended:
-            self.failed = True  # a string without an end may be any part of the intended string
+            self.failed = True  # the output ended inside the string, and the missing part is unknown
         return None if end == at else end
 
     def _token(self, text: str, at: int, ended: bool) -> int | None:
@@ -104,7 +104,7 @@ class JsonValue:
         if at == len(text):
             if not ended:
                 return None
-            self.failed = True  # further values may be missing
+            self.failed = True  # the output ended inside the value, and the missing part is unknown
             return at
         if (marker := self._ends.at(text, at, ended)) is None:
             return None
@@ -262,10 +262,10 @@ class JsonValue:
             self.repairs.add("comma")
         if self._open[-1].end != bracket:
             self.repairs.add("bracket")
-            # The bracket closes nothing. It is dropped.
+            # A closing bracket without an opening bracket is dropped.
             if not any(container.end == bracket for container in self._open):
                 self._state = _AFTER_VALUE
-                return at + 1  # a closing bracket without an opening bracket
+                return at + 1
             # The closing brackets of the containers inside are missing.
             while self._open[-1].end != bracket:
                 self._out.append(self._open.pop().end)

@@ -83,7 +83,7 @@ class OutputParser:
         # A call in plain JSON must begin a line, because a brace within a line is ordinary text.
         if untagged:
             openers, leading = (*openers, *LINES), (*leading, *LEADING)
-        # The markers of messages enclose all output, text too. They are therefore never dropped as stray tags.
+        # The markers of messages enclose all output, also text. They are therefore never dropped as stray tags.
         self._framed = isinstance(tool_call_format, MessageFormat)
         self._structured = structured
         self._call_openers = Markers(openers)
@@ -222,7 +222,9 @@ class OutputParser:
     def _end_failed(self, *, begun: bool, tagged: bool) -> Reading[None]:
         """Handle text that is not a tool call, or a tool call that cannot be continued.
 
-        `begun`: a call of the block was added to the output. `tagged`: only tool calls have the marker of the block.
+        Args:
+            begun: whether a call of the block was added to the output.
+            tagged: whether only tool calls begin with the marker of the block.
         """
         source = self._source
         if begun and self._output.open_call:  # drop the rest, which is neither text nor valid

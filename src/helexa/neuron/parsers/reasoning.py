@@ -48,7 +48,7 @@ class ReasoningMarks:
         """
         output.reasoning = True
         yield from source.space()
-        # for example `thought` after `<|channel>`
+        # the word after the opening marker, for example `thought` after `<|channel>`
         if self.label and (yield from source.marker(Markers([self.label]))):
             yield from source.space()
         source.settle()

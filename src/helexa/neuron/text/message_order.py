@@ -232,7 +232,7 @@ def with_system_in_user_message(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def with_single_calls(messages: Sequence[Turn]) -> list[Turn]:
-    """Split messages with several tool calls; the result of each call follows it."""
+    """Split messages with several tool calls, so that each call precedes its result."""
     single: list[Turn] = []
     position = 0
     while position < len(messages):

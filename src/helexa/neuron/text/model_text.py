@@ -79,7 +79,7 @@ class ModelText:
     def start_process(self) -> None:
         """Start the sandbox process that tokenizes, if it has ended."""
         if self.sandbox is not None:
-            with suppress(HelexaError, OSError):  # the next text tries again, and gets the error
+            with suppress(HelexaError, OSError):  # the next text starts the process, or gets the error
                 self.sandbox.ids("", parse_special=False, continues=False)
 
     def end_process(self) -> None:
@@ -219,12 +219,12 @@ class ModelText:
         def with_other_tools(tools: Sequence[Mapping[str, Any]]) -> str:
             try:
                 return rendered(messages, None)
-            except TemplateError:  # some templates are only for requests with tools
+            except TemplateError:  # some templates reject requests without tools
                 return rendered(messages, [{**tools[0], "function": {**tools[0]["function"], "name": "0"}}])
 
         try:
             text = rendered(messages, tools)
-            # Counted from the end, because tokens may precede the text of the template.
+            # The position is counted from the end, because tokens may precede the text of the template.
             end = len(text) - len(self.tokenizer.decode(tokens[position + 1 :], skip_special=False))
             # The token belongs to the last message whose change alters the text before the end of the token.
             index = bisect_left(range(len(messages)), end, key=first_difference) - 1

@@ -135,7 +135,7 @@ class TemplateTraits:
     def call_ids(self) -> CallIdFormat | None:
         """The format of the ids of tool calls.
 
-        None if the template writes `functions.NAME:INDEX` in place of a call's id, but writes the id of a result.
+        None if the template writes `functions.NAME:INDEX` instead of the ids of calls, but writes the ids of results.
         """
         for id, id_format in ((_LONG_ID, OPENAI_IDS), (_SHORT_ID, MISTRAL_IDS)):
             text = self._attempt([_USER, _call_turn(self.call_shape, id), _result(id)], [_TOOL])
@@ -147,8 +147,7 @@ class TemplateTraits:
     def takes_system(self) -> bool:
         """Whether the template renders a first system message.
 
-        Also True if the test proves nothing, because the template fails without a system message, too, or does not
-        render user messages.
+        Also True if the template cannot be tested, because it rejects a lone user message or does not render it.
         """
         text = self._attempt([_turn("system", _MARK), _USER], None)
         if text is None:

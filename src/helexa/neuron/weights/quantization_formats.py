@@ -174,7 +174,7 @@ class QuantPolicy:
         return QUANT_FORMATS[chosen]
 
     def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Return the size in memory, in bytes, of weights whose `shapes` are by name."""
+        """Return the size of weights in memory, in bytes; `shapes` has shapes by name."""
         total = 0.0
         for name, shape in shapes.items():
             count = 1

@@ -89,7 +89,7 @@ def _summarize_names(names: Iterable[str]) -> str:
 
 
 def _plain_name(name: str) -> str | None:
-    """Return the name of a tensor in a text-only model; None for other modalities."""
+    """Return a tensor's name in a text-only model; None if it is in no text model."""
     # An unknown tensor keeps its name, so that loading the model reports the tensor as unread.
     match = _TEXT.fullmatch(name)
     if match:
@@ -101,7 +101,7 @@ class StoredTensors(ABC):
     """Base of checkpoints whose tensors are `StoredTensor` objects, by name.
 
     Args:
-        missing: returns the error message for the name of a tensor that does not exist.
+        missing: function that returns the error message for the name of a missing tensor.
     """
 
     def __init__(self, named: Mapping[str, StoredTensor], missing: Callable[[str], str]) -> None:
@@ -181,7 +181,7 @@ class SafetensorsCheckpoint(StoredTensors):
         text = {name: tensors[stored] for name, stored in names.items()}
         super().__init__(stored_tensors(text, self.config), lambda name: f"{folder}: no tensor {name}")
         if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():
-            self.config.pop("tie_word_embeddings", None)  # an embedding model needs no output head, so ignore it
+            self.config.pop("tie_word_embeddings", None)  # embedding models need no output head
 
     def stored_name(self, name: str) -> str:
         """Return the name of tensor `name` in the files."""

@@ -155,7 +155,7 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
     found = {name: _tensor(file, name, fields, 8 + length) for name, fields in header.items()}
     end = 8 + length
     for name, tensor in sorted(found.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
-        # As the format requires: no gaps and no overlaps, so that the tensors are the whole file.
+        # The format allows no gaps and no overlaps between tensors, and no bytes after the last tensor.
         if tensor.offset != end:
             raise ModelFileError(f"{path.name}: tensor {name} does not begin where the previous tensor ends")
         end += tensor.nbytes

@@ -38,7 +38,7 @@ class VisionCheckpoint(StoredTensors):
     """The `Checkpoint` of a model's vision part.
 
     Tensors have the names of Hugging Face without the prefix of the vision part: `blocks.0.attn.qkv.weight`. The names
-    of projectors begin with `multi_modal_projector.` or `connector.`.
+    of projectors begin with prefixes such as `multi_modal_projector.` or `connector.`.
     """
 
     def __init__(self, settings: VisionConfig, named: Mapping[str, StoredTensor], files: ExitStack) -> None:

@@ -163,7 +163,7 @@ def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
             if is_scalar or before in _VALUE_ENDS or (yield from _ends_value(source, schema)):
                 return "".join(pieces)
             has_comma = True
-        if marker == QUOTE and not depth:  # the token before the string is missing
+        if marker == QUOTE and not depth:  # the model omitted the token before the string
             source.take(source.at + len(QUOTE))
             return f"{QUOTE}{''.join(pieces).lstrip()}{QUOTE}"
         pieces.append(source.take(source.at + len(marker or part)))

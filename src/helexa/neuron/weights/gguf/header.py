@@ -25,7 +25,7 @@ _VERSIONS = (2, 3)
 # From the GGUF specification: the alignment of tensor data in files without `general.alignment`.
 _DEFAULT_ALIGNMENT = 32
 
-# Larger than any real header, and small enough that a malicious file cannot exhaust memory.
+# Limits that are larger than in any real header, and so small that a malicious file cannot exhaust memory.
 MAX_HEADER_BYTES = 128 << 20
 _MAX_ARRAY_ELEMENTS = 4 << 20
 _MAX_ARRAYS = 1 << 15

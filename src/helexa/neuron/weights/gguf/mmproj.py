@@ -159,7 +159,8 @@ def _qwen3(metadata: Metadata, file: GgufFile) -> tuple[_Config, _Config]:
         raise ModelFileError(f"{file.path.name}: no tensor v.position_embd.weight")
     vision = {**_qwen(metadata), "num_position_embeddings": positions.shape[0]}
     preprocessor = _preprocessor(metadata, file)
-    # All published models use 0.5. One converter writes CLIP's numbers if the model's preprocessor file is missing.
+    # All published models use a mean of 0.5, the default. One converter writes CLIP's mean and deviation if the model's
+    # preprocessor file is missing.
     if all(abs(value - clip) < 1e-6 for value, clip in zip(preprocessor["image_mean"], _CLIP_MEAN, strict=False)):
         del preprocessor["image_mean"], preprocessor["image_std"]
     deepstack = _deepstack_layers(file)
