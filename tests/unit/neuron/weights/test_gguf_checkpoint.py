@@ -345,7 +345,7 @@ def test_projection_whose_rows_do_not_divide_into_the_heads_is_rejected(write_gg
         ("llama.block_count", lambda writer, key: writer.add_array(key, [1, 2]), "is not one whole number"),
         ("llama.block_count", lambda writer, key: writer.add_array(key, [[1], [2]]), "is not one whole number"),
         ("llama.block_count", lambda writer, key: writer.add_uint32(key, 12), "11 tensors"),
-        ("llama.attention.head_count", lambda writer, key: writer.add_uint32(key, 65), "larger than the hidden size"),
+        ("llama.attention.head_count", lambda writer, key: writer.add_uint32(key, 65), "larger than embedding_length"),
         (
             "llama.attention.layer_norm_rms_epsilon",
             lambda writer, key: writer.add_float32(key, float("nan")),
