@@ -230,7 +230,7 @@ def _longrope(
     name = "long_factor" if served_context > original else "short_factor"
     factors = settings.get(name)
     if not isinstance(factors, list) or len(factors) != frequencies.shape[0]:
-        raise ModelFileError(f"config: '{name}' must list {frequencies.shape[0]} numbers")
+        raise ModelFileError(f"config: '{name}' must list {frequencies.shape[0]} numbers, one per frequency")
     attention = settings.get("attention_factor")
     if attention is None:
         factor = _positive("factor", settings.get("factor") or trained_context / original)

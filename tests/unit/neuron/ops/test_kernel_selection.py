@@ -116,7 +116,7 @@ def test_error_of_the_c_compiler_is_quoted(tmp_path: Path, chosen: Chosen) -> No
     cc = script(tmp_path, 'test "$1" = --version && exit 0\necho "no headers here" >&2\nexit 4')
     assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
-        f"{cc} failed: no headers here",
+        f"the C compiler {cc} failed: no headers here",
     )
 
 
@@ -124,7 +124,7 @@ def test_error_of_the_compiler_version_check_is_quoted(tmp_path: Path, chosen: C
     cc = script(tmp_path, 'echo "license expired" >&2\nexit 4')
     assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
-        f"{cc} failed: license expired",
+        f"the C compiler {cc} failed: license expired",
     )
 
 

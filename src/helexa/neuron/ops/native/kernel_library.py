@@ -276,7 +276,7 @@ def native_kernels() -> KernelLibrary:
             compilation failed.
     """
     if os.name != "posix":
-        raise Unavailable("the native kernels need POSIX threads")
+        raise Unavailable("the native kernels need POSIX threads, which this system lacks")
     if (path := prebuilt_library()) is not None:
         try:
             return KernelLibrary(ctypes.CDLL(str(path)), _digest(_LAYOUT), f"prebuilt for {path.stem}")
@@ -297,7 +297,7 @@ def native_kernels() -> KernelLibrary:
     except subprocess.CalledProcessError as error:
         compiler_output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
         detail = compiler_output.strip().splitlines()[:1]
-        raise Unavailable(f"{compiler} failed: {detail[0] if detail else error}") from error
+        raise Unavailable(f"the C compiler {compiler} failed: {detail[0] if detail else error}") from error
     except (OSError, ConfigError, subprocess.SubprocessError) as error:
         raise Unavailable(f"the native kernels could not be built: {error}") from error
 

@@ -13,7 +13,7 @@
 #include "tiles.h"
 
 #define AMX_ROWS 16       /* maximum rows of a panel of AMX */
-#define LEAST_AMX_ROWS 32 /* rows of a product from which on AMX is faster */
+#define LEAST_AMX_ROWS 32 /* minimum rows of a product for which AMX is faster */
 #define PANEL_ROWS 6 /* the sums of a panel's rows stay in registers */
 /* Maximum rows of the last panel. With many registers, two more rows in a panel take less time than a separate
  * panel. */

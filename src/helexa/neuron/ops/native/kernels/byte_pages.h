@@ -22,7 +22,7 @@
 #define BYTE_SLICES 4 /* slices of a block of up to BYTE_ROWS / 2 rows; larger blocks have half as many */
 
 #define MOST_CODE 127       /* largest rounded number of a query */
-#define MOST_WEIGHT 254     /* largest rounded weight: twice a signed byte, for processors that multiply only these */
+#define MOST_WEIGHT 254     /* largest rounded weight: 2 * 127, for processors that multiply only signed bytes */
 #define MOST_WEIGHT_LOG2 7.98868469f
 #define QUAD_STRIDE (MAX_DIM / 4 + 4) /* quads from one query to the next; a power of two would use few L1 sets */
 
@@ -60,7 +60,7 @@ static void load_byte_query(const float *from, int64_t dim, byte_queries *to, in
     lanes size = {0};
     words total = {0};
     for (int64_t i = 0; i < dim; i += LANES) size = larger_size(size, load(from + i));
-    float peak = largest_size(size, size), off = peak - peak; /* `off` is 0 or NaN */
+    float peak = largest_size(size, size), off = peak - peak; /* `off` is NaN if a number is not finite, else 0 */
     lanes steps = all(off == 0 && peak > 0 ? MOST_CODE / peak : 0);
     for (int64_t i = 0; i < dim; i += LANES) {
         lanes value = off == 0 ? load(from + i) * steps : (lanes){0};

@@ -65,7 +65,7 @@ INLINE void look_up_bytes(const uint8_t *table, const int entries, const __m512i
             __m512i first = _mm512_permutex2var_epi8(a, low[v], b), second = _mm512_permutex2var_epi8(c, low[v], d);
             parts[v][i] = _mm512_mask_blend_epi8(bit[v], first, second);
 #pragma GCC unroll 2
-            for (int p = 0; p < 2; p++) /* merge complete subtrees at once, which keeps few parts in registers */
+            for (int p = 0; p < 2; p++) /* merge parts as soon as possible, so that few parts are in registers */
                 if (((i + 1) & ((2 << p) - 1)) == 0) {
                     const int into = i + 1 - (2 << p);
                     __m512i upper = parts[v][into + (1 << p)];
@@ -134,7 +134,7 @@ INLINE void look_up_numbers(const format f, const uint8_t *matrix, const uint8_t
         return;
     }
     const __m512i rows = _mm512_set_epi32(60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0);
-    const __m512i each = _mm512_mullo_epi32(rows, _mm512_set1_epi32(0x01010101)); /* a row's first byte */
+    const __m512i each = _mm512_mullo_epi32(rows, _mm512_set1_epi32(0x01010101)); /* index of each row's first byte */
     const __m512i first = _mm512_or_si512(each, _mm512_set1_epi32(0x41014000));
     const __m512i second = _mm512_or_si512(each, _mm512_set1_epi32(0x43034202));
 #pragma GCC unroll 4

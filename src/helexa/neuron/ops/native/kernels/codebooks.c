@@ -102,7 +102,7 @@ INLINE void expand_rows(const format f, const uint8_t *values, uint16_t (*indexe
                                          entries[at[16]], entries[at[20]], entries[at[24]], entries[at[28]]);
         }
     }
-    const __m128i first = _mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0); /* a row's first byte */
+    const __m128i first = _mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0); /* index of each row's first byte */
     for (int q = 0; q < 2; q++) {
         const __m256i own = _mm256_or_si256(_mm256_broadcastsi128_si256(first), _mm256_set1_epi8(eighth % 2 * 2 + q));
         const __m256i each = _mm256_set1_epi32((int32_t)(sign_bits(f) << eighth / 2 * 2));

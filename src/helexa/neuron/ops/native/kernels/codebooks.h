@@ -6,8 +6,7 @@
  * codes of 3 bits.
  *
  * A group of 32 columns is, for n = 4 or 8 indexes per row:
- *   low 8 bits of the indexes. 4 indexes of a row are adjacent, and for n = 8, the first 4 indexes of all rows come
- *   first
+ *   low 8 bits of the indexes. 4 indexes of a row are adjacent. For n = 8, the first 4 indexes of all rows come first
  *   planes with one bit per index, for each upper bit of the indexes; for n = 8, separate planes for each 4 indexes
  *   sign bits, 4 bytes per row
  * A plane of 64 bits has bit 4 * row + i for index i. Byte p of the sign bits of a row has the signs of the columns

@@ -113,8 +113,8 @@ static _Thread_local struct {
     int64_t expert, items;
 } last;
 
-/* Run item `item` of all experts, whose items are numbered one expert after another; for item -1, with which every
- * thread begins a kernel, return the number of items. */
+/* Run item `item`. The items of all experts are numbered consecutively, one expert after another. For item -1, with
+ * which every thread begins a kernel, return the number of items. */
 INLINE int64_t each_expert(const int64_t *starts, int64_t experts, const void *arguments, int64_t item,
                            of_expert *run) {
     if (item < last.items) last.expert = last.items = 0;

@@ -12,7 +12,7 @@
 #if SLICE == LANES
 #define MOST_ROWS 12 /* rows of a block */
 #else
-#define MOST_ROWS 4 /* limited by registers */
+#define MOST_ROWS 4 /* limited by the number of registers */
 #endif
 #define MOST_SLICES 4 /* slices of a block of up to MOST_ROWS / 2 rows; larger blocks have half as many */
 

@@ -30,7 +30,8 @@ INLINE void multiply_slices(const bfloat16 *tile, const bfloat16 *x, int64_t col
             if (ahead && (SLICE == LANES || t == 0)) {
                 const uint8_t *later = (const uint8_t *)(tile + t * step) + ahead;
                 if (SLICE == LANES && slices > 1) prefetch_weights(later), prefetch_weights(later + 64);
-                else __builtin_prefetch(later), __builtin_prefetch(later + 64); /* one tile takes too little time */
+                /* The product of one tile takes too little time for prefetches into the L2 cache. */
+                else __builtin_prefetch(later), __builtin_prefetch(later + 64);
             }
         }
 #pragma GCC unroll 8

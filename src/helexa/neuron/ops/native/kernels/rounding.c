@@ -51,7 +51,8 @@ INLINE void find_scales(scales *s, const float *from, int64_t first, int64_t cou
         prefetch_numbers(at + ahead), prefetch_numbers(at + ahead + LANES);
         sizes[g] = larger_size((lanes)(load_bits(at) & 0x7fffffff), load(at + LANES));
     }
-    lanes peak = largest_size_each(sizes), off = peak - peak, scale = peak * (1 / MOST_16); /* `off` is 0 or NaN */
+    /* `off` is NaN if a number is infinite or NaN, else 0. */
+    lanes peak = largest_size_each(sizes), off = peak - peak, scale = peak * (1 / MOST_16);
     if (limit >= 0) {
         lanes narrow = where(peak < limit, peak, all(limit)) * (1 / MOST_8);
         scale = where(narrow > scale, narrow, scale);
@@ -149,7 +150,8 @@ INLINE void round_row(block *panel, const float *from, int64_t groups, int64_t r
 /* Round 32 numbers. The scale fits numbers up to `limit` into codes of 8 bits, or all numbers into 16 bits if `limit`
  * is negative. The scale is NaN if any number is infinite or NaN. */
 INLINE void round_group(place to, lanes low, lanes high, float limit) {
-    float peak = largest_size(low, high), off = peak - peak, scale = peak * (1 / MOST_16); /* `off` is 0 or NaN */
+    /* `off` is NaN if a number is infinite or NaN, else 0. */
+    float peak = largest_size(low, high), off = peak - peak, scale = peak * (1 / MOST_16);
     if (off != 0.0f) low = high = (lanes){0};
     if (limit >= 0 && peak > 0) {
         float narrow = (peak < limit ? peak : limit) * (1 / MOST_8);

@@ -218,7 +218,8 @@ static int64_t spread(float *x, int64_t dim) {
     return block;
 }
 
-#define SMALLEST_SCALE 0x1p-40f /* of a value; smaller values become 0, so that the logarithm of the scale is finite */
+/* Smallest scale of a value. Values with a smaller scale become 0, so that the logarithm of the scale is finite. */
+#define SMALLEST_SCALE 0x1p-40f
 
 /* Round x [dim] to 8-bit integers and return the scale. */
 static float round_head(const float *x, int64_t dim, int8_t *codes) {

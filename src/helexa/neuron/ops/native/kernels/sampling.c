@@ -36,8 +36,8 @@ static float least_for_mass(float *weights, int64_t count, double mass) {
     }
 }
 
-/* Return the first index at which the cumulative weight exceeds `target`, of the weights that are at least `least`. If
- * rounding prevents that, it is the last index with a weight above 0. */
+/* Return the first index at which the sum of the weights so far exceeds `target`. Only weights of at least `least`
+ * count. If rounding keeps the sum below `target`, return the last index with a weight that counts and is above 0. */
 static int64_t passed(const float *weights, int64_t count, float least, double target) {
     double sum = 0;
     int64_t last = 0;
@@ -129,8 +129,8 @@ static int64_t first_of(const float *x, int64_t width, int64_t block, const floa
     return i;
 }
 
-/* Return the token of the largest logit, or draw one with the random number `share`. It is NON_FINITE if the largest
- * logit is NaN or infinite. */
+/* Return the token of the largest logit, or draw one with the random number `share`. Return NON_FINITE if the
+ * largest logit is NaN or infinite. */
 static int64_t choose(const float *x, int64_t width, const float *filters, double share) {
     int64_t block = block_of(width), token;
     float peaks[MAX_BLOCKS], temperature = filters[0], top_k = filters[1], top_p = filters[2], min_p = filters[3];
@@ -147,7 +147,7 @@ static int64_t choose(const float *x, int64_t width, const float *filters, doubl
     return token;
 }
 
-/* Return a token that the mask allows. If all of these tokens have the logit -infinity, it is the first of them. */
+/* Return a token that the mask allows. If all allowed tokens have the logit -infinity, return the first of them. */
 static int64_t choose_allowed(const float *x, int64_t width, const uint8_t *mask, int64_t mask_bytes,
                               const float *filters, double share) {
     float *logits = allocate(width * (sizeof(float) + sizeof(int32_t)));

@@ -179,7 +179,7 @@ INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *quads, in
 #elif defined(__AVXVNNI__) && SLICE == 8
     return (slice_words)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)codes, _mm256_set1_epi32(quads[q].bytes));
 #elif defined(__ARM_FEATURE_DOTPROD)
-    int8x16_t four; /* quads; the instruction takes one by its index, which must be constant */
+    int8x16_t four; /* four quads; the instruction selects one by an index, which must be constant */
     memcpy(&four, quads + q / 4 * 4, sizeof four);
 #if SIGNED_CODES
 #define DOT4(INDEX) (slice_words)vdotq_laneq_s32((int32x4_t)acc, (int8x16_t)codes, four, INDEX)

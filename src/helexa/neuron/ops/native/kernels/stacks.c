@@ -19,7 +19,7 @@ void dump_stacks_on(int64_t number);
 #include <unistd.h>
 
 #define FRAMES 32
-#define PAUSE 1000000      /* ns between two looks at whether a thread has written its stack */
+#define PAUSE 1000000      /* ns between two checks whether a thread has written its stack */
 #define THREAD_PAUSES 200  /* maximum pauses for one thread, which may wait for a disk and not answer */
 #define MOST_PAUSES 2000   /* maximum pauses for all threads together */
 

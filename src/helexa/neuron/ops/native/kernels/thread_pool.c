@@ -63,7 +63,8 @@ static _Atomic int64_t slept; /* ns that threads slept in this graph, until othe
 static _Atomic int64_t delayed; /* ns that threads of this graph waited for a core */
 static _Atomic int64_t asleep_since[MAX_THREADS]; /* time at which the thread fell asleep in a meeting, else 0 */
 static _Thread_local int64_t core_wait, core_wait_graph; /* `ns_without_core` after graph `core_wait_graph` */
-static counter unwatched[8] __attribute__((aligned(64))); /* in its own cache line: threads read adjacent data */
+/* Progress count that nothing reads. It has its own cache line, because threads read adjacent data. */
+static counter unwatched[8] __attribute__((aligned(64)));
 static counter *progress = unwatched; /* written by the thread that runs the graph, read by another process */
 static _Atomic int64_t arrived;
 static signal_count meetings = NO_SIGNAL, ready = NO_SIGNAL, jobs = NO_SIGNAL;
@@ -85,7 +86,7 @@ static void grow(signal_count *signal, int64_t amount) {
     }
 }
 
-/* Poll for a while; return whether the number is larger than `number`. */
+/* Poll for a while. Return whether the counter exceeds `number`. */
 static int poll_beyond(signal_count *signal, int64_t number) {
     for (int poll = 0; poll < POLLS; poll++) {
         if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return 1;
@@ -106,7 +107,7 @@ TRACED void pool_sleep(signal_count *signal, int64_t number) {
     pthread_mutex_unlock(&signal->mutex);
 }
 
-/* Wait until the number is larger than `number`. */
+/* Wait until the counter exceeds `number`. */
 static void wait_beyond(signal_count *signal, int64_t number) {
     if (!poll_beyond(signal, number)) pool_sleep(signal, number);
 }
