@@ -43,7 +43,7 @@ def descriptor_limit() -> int:
 
 
 def notify(state: str) -> None:
-    """Send `state`, such as `READY=1`, to systemd if it manages this process."""
+    """Send `state`, such as `READY=1`, to systemd if systemd manages this process."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     # An address that begins with `@` is in Linux's abstract namespace.
     if address.startswith(("/", "@")):

@@ -90,7 +90,7 @@ def malformed(message: str) -> ApiError:
 
 
 def error_response(error: ApiError) -> bytes:
-    """Return the HTTP response to an invalid request; it announces the close."""
+    """Return the response to an invalid request, with the header `connection: close`."""
     body = orjson.dumps(error.envelope())
     error_headers = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
     body_headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

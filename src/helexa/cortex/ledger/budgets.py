@@ -55,7 +55,7 @@ OPENED: Literal["opened"] = "opened"
 CLOSED: Literal["closed"] = "closed"
 
 Record = list[Any]
-"""A record of the write-ahead log: a list with the items of one of these two lines.
+"""A record of the write-ahead log: a list. There are two kinds, with these items:
 
 * `opened`, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms
 * `closed`, seq, key_id, window_id, total tokens spent from the lease, then the columns that `CLOSE_ENTRY` sets

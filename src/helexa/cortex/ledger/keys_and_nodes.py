@@ -70,7 +70,7 @@ class _Store(ABC, Generic[T]):
         async with self._refreshing:
             changes = await self.changes()
             if changes != self._applied_changes:
-                self._apply(await self.list())  # rows are read after the counter, so they are never older than it
+                self._apply(await self.list())  # read after the counter, so that the rows are not older
                 self._applied_changes = changes
 
     @asynccontextmanager

@@ -63,7 +63,7 @@ class Ledger:
         self._group_commit = GroupCommit(self._database, self._clock, socket.gethostname(), database_path)
         if database_path is not None:  # no other gateway uses this database
             await catch_up(database_path, self._database)
-            # No other gateway uses this database, so a registration that is still present is from a crashed gateway.
+            # Therefore a registration that is still present was left by a gateway that crashed.
             await gateways.retire_all(self._database, await gateways.present(self._database), self._clock())
         await self._group_commit.join()
         self._tasks = [asyncio.create_task(self._group_commit.run()), asyncio.create_task(self._keep_tidy())]

@@ -1,1 +1,1 @@
-"""Loads models on demand, evicts models, and queues requests meanwhile."""
+"""Loads models on demand, evicts models, and queues requests that wait for loads."""

@@ -117,7 +117,7 @@ def expired_models(snapshot: FleetSnapshot) -> list[Pair]:
 def _is_expired(snapshot: FleetSnapshot, resident: ResidentModel) -> bool:
     expires_at, now = expiry(snapshot, resident), snapshot.now
     if resident.awaited_at is not None and now - resident.awaited_at < LEAST_RESIDENCY_SECS:
-        return False  # a request that has waited for the load may be on its way
+        return False  # a request that has waited for the load may be on its way to the node
     return expires_at is not None and now >= expires_at
 
 

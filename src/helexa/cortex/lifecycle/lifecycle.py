@@ -90,7 +90,7 @@ class Lifecycle:
         self._gateway, self._eviction, self._catalog = config.gateway, config.eviction, catalog
         self._dependencies.drains.warn_after = config.eviction.defrag_after_cycles
         self._history.estimates_mb.clear()
-        self._history.failures.clear()  # the new configuration may have fixed their causes
+        self._history.failures.clear()  # the new configuration may have fixed the causes
 
     async def serve(self, model: str, waiting: WaitingRequest) -> WarmRoute:
         """Return the node and URL that serve `model`, loaded first if necessary.

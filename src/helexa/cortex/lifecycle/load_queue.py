@@ -65,7 +65,7 @@ class PendingLoad:
         # future that is resolved with the node and URL that serve the model, or with the error response
         self.outcome: asyncio.Future[WarmRoute] = asyncio.get_running_loop().create_future()
         self.job: LoadJob | None = None  # the running load; None if the load has not started
-        # the last decision if it was to wait, with the load's probable node and start; else None
+        # the last decision about this load, with its probable node and start, if the load must wait; else None
         self.delayed: DelayedPlacement | None = None
         self._waiters: list[WaitingRequest] = []
 

@@ -63,7 +63,10 @@ class MemoryChange:
 
 
 def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabytes:
-    """Return the MB by device that a load needs beyond its evictions, at least 0."""
+    """Return the MB by device that a load needs beyond what the evictions free.
+
+    Each value is at least 0.
+    """
     freed = list(evicted)
     return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in required.items()}
 
@@ -206,7 +209,7 @@ def misfit(profile: Profile, discovery: Discovery) -> str | None:
 
 
 def _groups(profile: Profile, discovery: Discovery) -> list[list[Device]]:
-    """Return the devices with enough total memory for their share of the model.
+    """Return groups of devices with enough total memory for a share of the model.
 
     If all ranks of the model must run on devices of one kind, there is one group for each kind of device. Otherwise,
     there is one group.

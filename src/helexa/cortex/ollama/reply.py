@@ -194,7 +194,7 @@ def _logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     columns = (_list(logprobs.get(name)) for name in ("tokens", "token_logprobs"))
     entries = [{"token": token, "logprob": logprob} for token, logprob in zip(*columns, strict=False)]
     for entry, top in zip(entries, _list(logprobs.get("top_logprobs")), strict=False):
-        if isinstance(top, dict) and top.keys() - {entry["token"]}:  # left out if the chosen token is the only one
+        if isinstance(top, dict) and top.keys() - {entry["token"]}:  # skip a list that has only the chosen token
             entry["top_logprobs"] = [{"token": token, "logprob": logprob} for token, logprob in top.items()]
     return entries
 

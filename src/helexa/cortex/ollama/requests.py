@@ -125,14 +125,20 @@ class _Generation(WireRequest):
 
 
 class ChatRequest(_Generation):
-    """The body of `POST /api/chat`. Without messages, it loads or unloads the model."""
+    """The body of `POST /api/chat`.
+
+    A request without messages loads or unloads the model.
+    """
 
     messages: Annotated[list[Message] | None, Field(max_length=MAX_MESSAGES)] = None
     tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
 
 
 class GenerateRequest(_Generation):
-    """The body of `POST /api/generate`. Without a prompt, it only loads or unloads."""
+    """The body of `POST /api/generate`.
+
+    A request without a prompt loads or unloads the model.
+    """
 
     prompt: str | None = None
     suffix: str | None = None  # text after the output: the model fills in the middle

@@ -17,7 +17,7 @@ from helexa.http.keep_alive import enable_tcp_keep_alive, is_gone
 
 
 class UpstreamError(Exception):
-    """A request to a node failed: no response arrived, or it is incomplete."""
+    """A request to a node failed: no response arrived, or the response is incomplete."""
 
 
 class ConnectError(UpstreamError):
@@ -334,7 +334,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._wake()
 
     def eof_received(self) -> None:
-        """When the server ends the connection, record whether it had the whole request."""
+        """When the server closes its side, record whether it got the whole request."""
         transport = self._transport
         if transport is not None and self._awaiting_response and not self.response_began:
             unacknowledged = _unacknowledged_bytes(transport.get_extra_info("socket").fileno())

@@ -142,7 +142,7 @@ def says_model_is_gone(error: ApiError) -> bool:
 
 
 def has_openai_format(body: bytes, error: ApiError) -> bool:
-    """Return whether clients can read a node's error response as it is.
+    """Return whether a node's error response can be forwarded to clients unchanged.
 
     Args:
         error: the result of `read_error` for the body.
