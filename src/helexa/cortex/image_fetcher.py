@@ -198,7 +198,7 @@ class ImageFetcher:
         if not is_allowed(origin.host, origin.port, self.settings.allowed_hosts):
             raise ImageProblem(
                 "invalid_image_url",
-                f"is at the host {origin.host[:200]!r}, from which no images are fetched; send a data URL",
+                f"is at the host {origin.host[:200]!r}, which images.allowed_hosts does not allow; send a data URL",
             )
         loop, timeouts = asyncio.get_running_loop(), Timeouts(self.settings.fetch_timeout_secs, 0)
         try:

@@ -153,7 +153,7 @@ def test_json_values_that_few_parsers_accept_are_forwarded(value: bytes) -> None
     ],
 )
 def test_duplicate_model_field_is_rejected(body: bytes) -> None:
-    with pytest.raises(ApiError, match="'model' must be given once") as caught:
+    with pytest.raises(ApiError, match="'model' is given more than once") as caught:
         parse_request(PATH, [], body)
     assert (caught.value.status, caught.value.param) == (400, "model")
 

@@ -59,7 +59,7 @@ def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: boo
         case ssl.SSLCertVerificationError():
             return f"the TLS certificate of {endpoint} is not trusted; name its CA in ca_file"
         case ssl.SSLError():
-            return f"no TLS connection to {endpoint}; does it speak http instead of https?"
+            return f"no TLS connection to {endpoint}; check whether it speaks http instead of https"
         case TimeoutError(errno=None):
             secs = f"{CONNECT_TIMEOUT_SECS:.0f} s"
             return f"no connection to {endpoint} within {secs}; check that the node runs and its port is open"

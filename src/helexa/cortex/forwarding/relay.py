@@ -169,7 +169,7 @@ async def forward_error(
     node_error = read_error(status, bytes(body), retry_after(node_response))
     if says_model_is_gone(node_error):
         fleet.lost(record.node, record.model)
-        message = f"node '{record.node}' does not have model '{record.model}' loaded any more"
+        message = f"node '{record.node}' does not have model '{record.model}' loaded any more; try again"
         raise NoResponse(f"HTTP {status}", "gone", service_unavailable(message, RETRY_GONE))
     if node_error.code == MODEL_SLEEPING:
         # The outcome `gone` makes the gateway load the model again. It may unload other models, so that this model has

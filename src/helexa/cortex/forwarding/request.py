@@ -71,7 +71,7 @@ class _FieldsReader:
         # Of a repeated key, some decoders use the first value and others the last. A node could use another model than
         # the model that the gateway has authorized.
         if self._model_count > 1:
-            raise invalid_body("'model' must be given once", "model")
+            raise invalid_body("'model' is given more than once; send it once", "model")
         return _ModelName(value)
 
 

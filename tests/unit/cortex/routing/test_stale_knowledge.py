@@ -81,7 +81,7 @@ async def test_model_that_its_node_lost_and_the_gateway_cannot_load_is_a_retryab
                 "service_unavailable",
                 "2",
             )
-        assert error["message"] == "node 'n1' does not have model 'Org/M' loaded any more"
+        assert error["message"] == "node 'n1' does not have model 'Org/M' loaded any more; try again"
         assert rejection(await cortex.ask()) == (404, "model_not_found")  # all nodes have said that they do not have it
 
 
