@@ -303,7 +303,7 @@ def list_nodes(*, config: Config = Path("cortex.toml"), as_json: Json = False) -
 def remove(name: str, /, *, config: Config = Path("cortex.toml")) -> None:
     """Remove a node that joined.
 
-    The node itself keeps running; its key is no longer used.
+    The node itself keeps running, but the gateway no longer uses its key.
 
     Args:
         name: name of the node.

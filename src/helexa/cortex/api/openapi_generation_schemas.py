@@ -40,7 +40,7 @@ class ForwardedBody(BaseModel):
 
 
 class ErrorDetail(ForwardedBody):
-    """What went wrong."""
+    """Message, type and code of an error."""
 
     message: str
     type: str
@@ -55,7 +55,7 @@ class Error(ForwardedBody):
 
 
 class AnthropicErrorDetail(Body):
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str

@@ -44,7 +44,7 @@ def error_in(value: Mapping[str, Any], *, named: bool = False) -> ApiError | Non
 
 
 def failed_answer(reason: Any) -> ApiError:
-    """Return the 502 for a backend's completion whose finish reason means a failure."""
+    """Return the 502 error for a completion whose finish reason means a failure."""
     shown = str(reason)[:_REASON_CHARS]
     return ApiError(502, "upstream_error", f"the node ended its answer with '{shown}'; try again", type="api_error")
 

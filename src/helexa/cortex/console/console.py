@@ -154,7 +154,7 @@ class Console:
     def check_enabled(self) -> None:
         """Raise ApiError 404 `console_disabled` if the console is disabled."""
         if not self.settings.enabled:
-            raise ApiError(404, "console_disabled", "the console is disabled; set console.enabled to sign in")
+            raise ApiError(404, "console_disabled", "the console is disabled; to sign in, set console.enabled = true")
 
     def session(self, headers: Headers) -> Session | None:
         """Return the session that a request's cookie names, without a CSRF check; or None."""

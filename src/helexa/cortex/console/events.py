@@ -188,9 +188,10 @@ _HEADERS: Headers = [
 
 
 async def get_events(request: Request) -> Response:
-    """Respond to `GET /api/events` with an endless stream of events of topics.
+    """Respond to `GET /api/events` with an endless stream of events.
 
-    The topic `nodes` needs an admin's key if the gateway requires keys. The topic `log` always needs an admin's key.
+    The query parameter `topics` selects the kinds of events. The topic `nodes` needs an admin's key if the gateway
+    requires keys. The topic `log` always needs an admin's key.
     """
     gateway: Gateway = request.app.state.gateway
     hub: EventHub = request.app.state.console.events

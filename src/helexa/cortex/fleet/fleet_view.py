@@ -46,8 +46,8 @@ class LocalIndex:
     def find(self, name: str) -> str | None:
         """Return the id of the only model that `name` can mean, or None.
 
-        The name is a model id, a source id, or one of these without the organization. Case does not matter. The tag
-        `latest` of Ollama means no tag.
+        The name is a model id, a source id, or one of these without the organization. Case does not matter. Ollama's
+        tag `:latest` at the end of the name is ignored.
         """
         if name in self.models:
             return name
