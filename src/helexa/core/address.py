@@ -23,7 +23,7 @@ def parse_address(text: object) -> object:
     """Parse `host:port` or `[IPv6]:port`, and return an `Address`.
 
     Raises:
-        ValueError: `text` has another form.
+        ValueError: `text` does not have one of these formats.
     """
     if isinstance(text, Address):
         return text

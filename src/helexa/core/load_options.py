@@ -44,8 +44,8 @@ class LoadOptions:
     # Path on the node of the GGUF file with the vision tower of a GGUF model. None to look for the file beside the
     # model.
     mmproj: str | None = None
-    # Draft model, as in `source`: a smaller model with the same vocabulary, or an EAGLE-3 head. Its predictions make
-    # the output faster, and do not change it.
+    # Source id of a draft model: a smaller model with the same vocabulary, or an EAGLE-3 head. The predictions of the
+    # draft model make the output faster, and do not change it.
     draft_model: str | None = None
     # Maximum number of tokens of an image. Larger images are shrunk.
     max_image_tokens: Annotated[int | None, Bounds(16, 1 << 16)] = None

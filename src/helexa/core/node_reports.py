@@ -300,7 +300,7 @@ class ModelInfo(Record):
 class Cost(Record):
     """In a node's report: prices of a model in USD per million tokens."""
 
-    # None means that no price is known, 0.0 means free.
+    # The price 0.0 means that the tokens are free. An optional price is None if it is not known.
     input: float
     output: float
     cache_read: float | None = None

@@ -59,7 +59,7 @@ class LineSplitter:
         if not chunk:
             return []
         if self._after_cr:
-            chunk = chunk.removeprefix(b"\n")  # the second half of a CRLF
+            chunk = chunk.removeprefix(b"\n")  # the LF of a CRLF whose CR was the end of the previous chunk
         self._after_cr = chunk.endswith(b"\r")
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

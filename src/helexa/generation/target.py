@@ -17,7 +17,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """An event of a target: the last one of a complete response.
+    """An event of a target: the last event of a complete response.
 
     Attributes:
         reason: finish reason.

@@ -41,7 +41,9 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
         raise PydanticCustomError("tool", "'function.name' must be a string that is not empty")
     for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         if not isinstance(function.get(field), kind | None):
-            raise PydanticCustomError("tool", "'function.{field}' is of the wrong type", {"field": field})
+            message = "'function.{field}' must be {kind} or null"
+            expected = {str: "a string", dict: "an object", bool: "a boolean"}[kind]
+            raise PydanticCustomError("tool", message, {"field": field, "kind": expected})
     return tool
 
 

@@ -75,12 +75,12 @@ class SummaryText(TypedDict):
 
 
 def output_text(text: str, logprobs: orjson.Fragment) -> OutputText:
-    """Return the content part of a Responses API output message with `text`."""
+    """Return the content part of a Responses API output message; its text is `text`."""
     return OutputText(type="output_text", annotations=[], logprobs=logprobs, text=text)
 
 
 def summary_text(text: str) -> SummaryText:
-    """Return the summary part of a reasoning output item with `text`."""
+    """Return the summary part of a reasoning item; its text is `text`."""
     return SummaryText(type="summary_text", text=text)
 
 

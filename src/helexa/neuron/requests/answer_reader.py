@@ -42,7 +42,8 @@ class AnswerForm:
     # Whether JSON without the tags of a tool call may be a tool call, if the model's tool-call format allows this.
     # False if the answer has a required structure, because the JSON then is the answer itself.
     untagged_calls: bool = True
-    # Whether a grammar decides the text of the answer. Reasoning and tool-call markers in this text are text.
+    # Whether a grammar determines the text of the answer. In this text, the markers of reasoning and of tool calls have
+    # no special meaning.
     structured: bool = False
     # whether a structured answer may begin with reasoning even if the prompt does not end in a reasoning block
     may_reason: bool = True

@@ -207,7 +207,7 @@ async def capabilities(request: Request) -> Response:
 async def clear_prefix_cache(request: Request) -> Response:
     """Handle `DELETE /models/{id}/prefix-cache`: forget prompts in memory and on disk.
 
-    The model need not be loaded: its saved prompts are deleted from the disk.
+    If the model has no running engine, only its saved prompts on disk are deleted.
     """
     model_id = bare_id(request.path_params["model_id"])
     registry = _registry(request)

@@ -135,7 +135,7 @@ def _schemes(config: NeuronConfig) -> list[str]:
 
 def _hub_models(cache: Path, scheme: str, is_default: bool) -> Iterator[DownloadedModel]:
     for folder in _folders(cache):
-        with suppress(OSError):  # another process may remove the folder, and its files may be unreadable
+        with suppress(OSError):  # another process may remove the folder, or its files may be unreadable
             if (model := _hub_model(cache, folder, scheme, is_default)) is not None:
                 yield model
 

@@ -21,7 +21,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-\d{5}", re.ASCII | re.DOT
 
 MAX_DEPTH = 4  # maximum number of folders between a model folder and a model
 
-MAX_ENTRIES = 20_000  # maximum number of entries looked at in all model folders together
+MAX_ENTRIES = 20_000  # maximum number of directory entries that are read, in all model folders together
 
 _SAFETENSORS = "safetensors"
 # Folders of a cached repository. If the repository changes, the modification time of at least one of them changes.
@@ -132,7 +132,7 @@ def cached_models(config: NeuronConfig) -> list[FoundModel]:
 
 
 def names_of(model: DownloadedModel, form: str | None) -> set[str]:
-    """Return the ids of a cached model or of one of its quantizations."""
+    """Return all ids of a cached model, or of its quantization `form` if not None."""
     records = [found.record for found in _found(_entries_of(model)) if form is None or found.record.form == form]
     return {name for record in records for name in (record.id, *record.names)}
 
