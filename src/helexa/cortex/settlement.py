@@ -172,7 +172,8 @@ class Settlement:
         answered = record.meter is not None
         client_gone = isinstance(error, asyncio.CancelledError)
         timed_out = isinstance(error, ApiError) and error.code == UPSTREAM_TIMEOUT
-        # A request without an answer is free. After a disconnect or timeout, the node may have generated tokens.
+        # A request without an answer is free. After a disconnect or timeout, the node may have generated tokens, so
+        # the gateway requests their number.
         if record.usage is None and record.target is not None and (answered or client_gone or timed_out):
             try:
                 record.usage = await self._calls.usage(record.target, record.usage_id, answered=answered)

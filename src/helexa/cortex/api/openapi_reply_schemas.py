@@ -219,7 +219,7 @@ class NodeState(Body):
 
 
 class Series(Body):
-    """Schema in `/api/history`: measurements of the fleet, a node or a model, or null."""
+    """Schema in `/api/history`: values of the fleet, a node or model; null if unknown."""
 
     name: str | None
     tokens_per_second: list[float | None]

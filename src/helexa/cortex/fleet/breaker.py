@@ -80,7 +80,7 @@ class Breaker:
         if self.state(now) == "open" and not self.probing:
             return replace(self, cooldown_until=cooldown_until)
         failures, shared = self.failures + 1, self.shared or (self.failures > 0 and client != self.last_client)
-        # Failures of a single client may be caused by its requests.
+        # One client may cause failures by its requests. Unless `alone` is true, its failures do not open the breaker.
         if self.open_until is None and (failures < max_failures or not (alone or shared)):
             return replace(self, failures=failures, last_client=client, shared=shared, cooldown_until=cooldown_until)
         return Breaker(open_until=now + reset_secs, cooldown_until=cooldown_until)
