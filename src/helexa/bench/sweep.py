@@ -80,9 +80,10 @@ _MOST = 20_000  # maximum number of readings in one sample
 
 @asynccontextmanager
 async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
-    """Poll the accelerators of `server` during a sample, which the `with` block takes.
+    """Provide a list of accelerator readings that grows during the `with` block.
 
-    The provided list grows during the block. One more reading is added at the end of the block.
+    The block takes a sample. Meanwhile, the readings are requested from `server` every `interval_secs` seconds, and
+    once more at the end of the block.
     """
     start = clock.now()
     readings: list[Reading] = []

@@ -31,7 +31,7 @@ _FINISH: dict[str, FinishReason] = {
     "tool_use": "tool_calls",
     "refusal": "refusal",
 }
-_BUDGET_DIVISOR = {"low": 4, "medium": 2, "high": 1.25}  # thinking budget = max_tokens / value
+_BUDGET_DIVISOR = {"low": 4, "medium": 2, "high": 1.25}  # thinking budget in tokens = max_tokens / value
 
 
 class AnthropicMessages:
