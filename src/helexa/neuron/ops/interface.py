@@ -140,7 +140,7 @@ class Ops(DenseOps):
         """Return the maximum bytes of partial results of attention in a decode step.
 
         Attention has partial results if several thread blocks of a GPU divide the positions of one sequence, as in
-        flash-decoding. A second kernel merges them.
+        flash-decoding. A second kernel merges the partial results.
         """
 
     @abstractmethod

@@ -83,8 +83,8 @@ class RowRange:
     def times(self, size: int, offset: int = 0, total: int = 0) -> "RowRange":
         """Return this range in a larger tensor, which has `size` rows for each row.
 
-        `offset` is the index in the larger tensor of the first row for row 0 of this range's tensor. `total` is the
-        number of rows of the larger tensor; 0 means `size` times the rows of this range's tensor.
+        `offset` is the index in the larger tensor at which the rows for row 0 of this range's tensor begin. `total` is
+        the number of rows of the larger tensor; 0 means `size` times the rows of this range's tensor.
         """
         start, stop = offset + self.start * size, offset + self.stop * size
         return RowRange(start, stop, total or self.total * size, self.head, self.rotated)

@@ -108,7 +108,7 @@ static void fit_line(const lanes *x, float most, lanes *scale, lanes *minimum) {
         lanes level = inverse((float)GROUP * sum_ll - sum_l * sum_l);
         lanes m = (sum_ll * total - sum_l * sum_lx) * level;
         lanes s = ((float)GROUP * sum_lx - total * sum_l) * level;
-        words through = (m > 0.0f) | ((level == 0.0f) & (sum_ll > 0.0f)); /* the fitted line goes through 0 */
+        words through = (m > 0.0f) | ((level == 0.0f) & (sum_ll > 0.0f)); /* lanes whose line must go through 0 */
         m = where(through, all(0.0f), m);
         s = where(through, larger(sum_lx * inverse(sum_ll), all(0.0f)), s);
         lanes explained = fused(s, sum_lx, m * total); /* part of the sum of squares of x */

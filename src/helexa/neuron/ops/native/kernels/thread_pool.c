@@ -26,7 +26,7 @@
 #define POLLS 1500             /* polls of a flag before a thread sleeps */
 #define JOB (2 * MAX_THREADS)  /* a job number is a multiple of JOB, plus the number of threads that run the job */
 #define SHORT 100000           /* ns of sleep in a graph that the pool ignores */
-#define WATCHED 16             /* graphs, after one with more sleep, in which threads read how long they had no core */
+#define WATCHED 16             /* graphs, after one with sleep above SHORT, in which waits for a core are measured */
 #define MOST_LOSS 10000000     /* ns that a thread may cost before the pool uses one thread less */
 #define FIRST_PAUSE 100000000  /* ns until the pool tries one thread more; twice as long after each failed attempt */
 #define LAST_PAUSE 3200000000
