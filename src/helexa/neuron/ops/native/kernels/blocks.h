@@ -36,7 +36,7 @@ typedef struct {
     int32_t upper;           /* bit j < QUADS: an upper byte of quad j may differ from 0; other bits: LARGE(bits) */
     quad codes[PARTS][QUADS];
 } block;
-_Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "Python allocates memory for activations by these sizes");
+_Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "Python allocates activations by these sizes");
 
 /* Return the number of panels of `rows` rows, without AMX. */
 INLINE int64_t panel_count(int64_t rows) {
