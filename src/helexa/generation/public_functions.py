@@ -280,9 +280,6 @@ def _located(options: EmbedOptions) -> Model:
 
 
 def _split(options: Options | BatchTargetOptions) -> tuple[Model, Any]:
-    """Create a `Model` from the options for model and target.
-
-    Also return all other options.
-    """
+    """Return a `Model` for the options in `_LOCATION_FIELDS`, and all other options."""
     generation_options: Any = dict(options)
     return Model(ModelLocation(*(generation_options.pop(name, None) for name in _LOCATION_FIELDS))), generation_options

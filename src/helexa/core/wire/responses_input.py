@@ -1,8 +1,8 @@
 """The input items of the Responses API, and their conversion to chat messages.
 
 A conversation that began at another server may contain items of tools which are not functions: custom, local and hosted
-tools. A call becomes a tool call of the assistant, and the output becomes a tool message. Items that tell a model
-nothing without the state of the server are dropped.
+tools. A call becomes a tool call of the assistant, and the output becomes a tool message. Items that a model cannot use
+without the state of the other server are dropped.
 
 The summary of a compacted conversation is an item whose encoding is opaque to clients.
 """

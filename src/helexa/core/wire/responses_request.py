@@ -300,7 +300,7 @@ class ResponsesRequest(GenerationRequest):
             if item.get("type") in TOOL_ITEMS:
                 more = item.get("tools")
                 if more is None and item["type"] == "tool_search_output":
-                    continue  # helexa offers no search for tools, and does not check the output of another server's
+                    continue  # helexa offers no search for tools, and does not check outputs of other servers' searches
                 if not isinstance(more, list):
                     raise invalid_body(f"input.{index}.tools: must be a list", f"input.{index}.tools")
                 later |= {(space, tool["name"]): tool for space, tool in functions(more)}

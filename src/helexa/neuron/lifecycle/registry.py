@@ -288,7 +288,7 @@ class Registry:
         """Put the model that was idle longest to sleep, for the memory of `waking`.
 
         If all models have requests, wait until one is idle, at most `kv_max_wait_secs`. Return whether a model was put
-        to sleep. Models with the idle time 0, which never fall asleep by themselves, are not put to sleep here either.
+        to sleep. A model whose `idle_unload_secs` is 0 is never put to sleep.
         """
         until = self._clock() + self._admission.kv_max_wait_secs
         while others := [

@@ -1,1 +1,1 @@
-"""Processes of a node: death watch, heartbeat, sandboxes, heap, file locks."""
+"""Processes of a node: parent-death watch, heartbeat, sandboxes, heap, file locks."""

@@ -1,9 +1,9 @@
 """The heartbeat of an engine: progress counters in shared memory.
 
-The engine increments the counter during its work: after each work item of a native kernel, each layer of the model and
-each chunk of a file. The server reads the counter from time to time. If the value has not changed, the engine hangs. If
-it has grown, the engine works, even if it is slow. An increment costs nanoseconds and needs no thread, message or
-system call.
+The engine increments the counters during its work: after each work item of a native kernel, each layer of the model and
+each chunk of a file. The server reads the sum of the counters from time to time. If the sum has not changed, the engine
+hangs. If the sum has grown, the engine works, even if it is slow. An increment costs nanoseconds and needs no thread,
+message or system call.
 
 During a step, the memory also contains the expected duration of the step, from which the server derives how long the
 engine may make no progress.

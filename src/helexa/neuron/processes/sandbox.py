@@ -15,7 +15,8 @@ from helexa.neuron.processes.inside_sandbox import OUT_OF_MEMORY, read_frame, wr
 MAX_SILENT_SECONDS = 600.0
 """Seconds after which a process is killed if it has not answered a request.
 
-Usually the limit on CPU time ends a request much earlier. On a very busy machine, a request gets little CPU time.
+Usually the limit on CPU time ends a request much earlier. On a very busy machine, a request gets so little CPU time
+that this limit is reached first.
 """
 
 _KILL_SECONDS = 2.0
@@ -136,8 +137,8 @@ class Sandbox:
         processes: maximum number of processes that work on requests of this object at the same time.
     """
 
-    # Several models share a pool, each with its own `Sandbox`. Because of the limit, slow requests delay only their own
-    # model.
+    # Several models share a pool, each with its own `Sandbox`. The limit `processes` prevents that slow requests of one
+    # model delay those of other models.
     def __init__(self, pool: ProcessPool, processes: int) -> None:
         self._pool = pool
         self._permits = threading.BoundedSemaphore(processes)

@@ -1,8 +1,8 @@
 """Stack traces of hung engines, and reasons why a process ended.
 
-One signal requests the stacks of Python functions, the other one the stacks of native functions, for example of the
-thread pool of the CPU kernels. The library of the CPU kernels writes native stacks, so a process without this library
-ignores the second signal.
+`PYTHON_SIGNAL` requests the stacks of Python functions. `NATIVE_SIGNAL` requests the stacks of native functions, for
+example of the thread pool of the CPU kernels. Only the library of the CPU kernels writes native stacks, so a process
+without this library ignores `NATIVE_SIGNAL`.
 """
 
 import faulthandler

@@ -54,7 +54,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Handle `GET /tokenizer_info`: return special tokens and template."""
+    """Handle `GET /tokenizer_info`: return the special tokens and the chat template."""
     for name in request.query_params:
         if name != "model":
             raise unsupported_parameter(name)
