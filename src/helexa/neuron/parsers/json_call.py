@@ -18,7 +18,7 @@ _UNTAGGED_KEYS = Markers(['"name"', '"arguments"', '"id"', '"type"'])
 _MAX_SURPLUS = 3
 _FENCE, _LANGUAGE = Markers(["```"]), Markers(["json", "tool_call", "xml"])
 _LIST, _LIST_END, _SEMICOLON = Markers(["["]), Markers(["]"]), Markers([";"])
-_QUOTED_OBJECT = Markers(['"{"'])  # an object in quotation marks, with quotation marks that were not escaped
+_QUOTED_OBJECT = Markers(['"{"'])  # an object in quotation marks, whose own quotation marks were not escaped
 _MAX_BARE_KEY = 32
 
 

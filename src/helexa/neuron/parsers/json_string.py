@@ -146,7 +146,10 @@ class JsonString:
         return json.loads(f'"{"".join(self._kept or ())}"')
 
     def advance(self, text: str, at: int, ended: bool) -> int:
-        """Parse `text` from `at`. Return the end of the parsed text; pass the rest again."""
+        """Parse `text` from position `at`. Return the end of the parsed text.
+
+        The caller must pass the rest of the text again, together with the text that follows.
+        """
         while not self.ended:
             end = self._plain.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
             if end > at:

@@ -45,8 +45,8 @@ class GgufVocabulary:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         tokens = self.entries("tokens", MAX_TOKENS, str)
-        # Empty tokens get unique names, the same as in llama.cpp.
-        self.tokens = list(tokens)  # the texts of the tokens by id, as in the file
+        # The texts of the tokens by id. Empty tokens get unique names, the same names as in llama.cpp.
+        self.tokens = list(tokens)
         for token_id in [token_id for token_id, token in enumerate(tokens) if not token]:
             self.tokens[token_id] = f"[EMPTY_{token_id}]"
         types = self.entries("token_type", MAX_TOKENS, int) if "tokenizer.ggml.token_type" in metadata else None

@@ -164,7 +164,7 @@ class TemplateTraits:
     @cached_property
     def takes_developer(self) -> bool:
         """Whether the template knows `developer`, OpenAI's newer name of `system`."""
-        if "developer" not in self._source:  # a template that writes any role does not know all of them
+        if "developer" not in self._source:  # a template may write any role name without knowing it
             return False
         return _MARK in (self._attempt([_turn("developer", _MARK), _USER], None) or "")
 

@@ -40,7 +40,8 @@ _OTHER_GLOBAL = {
     "nemotron_h": _NEMOTRON_GLOBAL,
     "nemotron_h_moe": _NEMOTRON_GLOBAL,
 }
-_HEAD_BIAS, _WITH_HEAD_BIAS = "output.bias", {"qwen2"}  # architectures with this bias, as in llama.cpp
+# The bias of the output head, and the architectures whose models use it, as in llama.cpp.
+_HEAD_BIAS, _WITH_HEAD_BIAS = "output.bias", {"qwen2"}
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
