@@ -27,6 +27,14 @@ def window_pages_needed(window: int, page_size: int, sequences: int, step_tokens
     return sequences * per_sequence + -(-step_tokens // page_size)
 
 
+def first_page_in_window(computed: int, window: int, page_size: int) -> int:
+    """Return the first page that a sequence still needs; earlier pages can be freed.
+
+    The next token of a sequence with `computed` positions reads the last `window` positions, its own included.
+    """
+    return max(computed - window + 1, 0) // page_size
+
+
 class WindowPages:
     """Allocates window pages to KV pages.
 
@@ -66,7 +74,7 @@ class WindowPages:
 
     def first_needed(self, computed: int) -> int:
         """Return the first page that a sequence with `computed` positions still needs."""
-        return max(computed - self._window + 1, 0) // self._page_size
+        return first_page_in_window(computed, self._window, self._page_size)
 
     def usable(self, count: int, has_window_page: Callable[[int], bool]) -> int:
         """Return how many of the `count` leading pages a sequence can start with.

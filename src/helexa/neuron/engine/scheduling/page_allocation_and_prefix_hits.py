@@ -12,6 +12,7 @@ from helexa.neuron.engine.kv_cache import PagePool, StatePool, extend_chain
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter, first_position, is_behind
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.window_pages import first_page_in_window
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
 # Maximum number of pages of waiting prompts to look up in a step. The lookups take about a millisecond, most of it for
@@ -240,7 +241,7 @@ class Memory:
         # evicted. Steps run in order, so a step in flight reads a page before a later step overwrites the page.
         if self._window is None:
             return
-        unseen = max(sequence.computed - self._window + 1, 0) // self._pages.page_size
+        unseen = first_page_in_window(sequence.computed, self._window, self._pages.page_size)
         if unseen > sequence.unseen:
             pool = self._pages if self._windows is None else self._windows
             pool.give_back(sequence.pages[sequence.unseen : unseen])
