@@ -157,7 +157,7 @@ def test_invalid_embedding_requests_are_rejected(case: tuple[PreTrainedModel, Ru
     outputs = drive(runner, scheduler, [Sequence.to_embed(Embed(id=n, prompt=p)) for n, p in enumerate(prompts)])
     assert [outputs[number][-1].finish for number in range(3)] == ["error", "error", "stop"]
     assert "no tokens" in (outputs[0][0].error or "")
-    assert "context of 100" in (outputs[1][0].error or "")
+    assert "the context has 100" in (outputs[1][0].error or "")
 
 
 def test_non_finite_embedding_fails_only_its_request(case: tuple[PreTrainedModel, Runner]) -> None:
