@@ -237,7 +237,9 @@ class Model:
         if on_token is None:
             return await caller.wait(self._complete(requests))
         if n > 1:
-            raise InvalidRequestError(f"on_token requires n=1, but n is {n}: pieces of several answers would be mixed")
+            raise InvalidRequestError(
+                f"on_token requires n=1, but n is {n}, and pieces of several answers would be mixed; leave out on_token"
+            )
         async with aclosing(across(caller, self._pieces(requests[0]))) as answer_pieces:
             async for piece in answer_pieces:
                 if isinstance(piece, Completion):
@@ -317,7 +319,7 @@ class Model:
         inputs = [texts] if isinstance(texts, str) else list(texts)
         for position, text in enumerate(inputs):
             if not isinstance(text, str) or not text:
-                raise InvalidRequestError(f"text {position} is not a string, or is empty")
+                raise InvalidRequestError(f"text {position} is not a string, or is empty; leave it out")
         vectors = await (await self._open()).embed(inputs) if inputs else []
         return vectors[0] if isinstance(texts, str) else vectors
 

@@ -132,10 +132,11 @@ def serve(
     names = [*models, *(model or ())]
     if engine.model_settings() and not names:
         raise UsageError(
-            "--quantization, --tool-call-parser, --draft-model and --chat-template need a model on the command line"
+            "--quantization, --tool-call-parser, --draft-model and --chat-template need a model on the command line; "
+            "add one"
         )
     if served_model_name is not None and len(names) != 1:
-        raise UsageError("--served-model-name needs exactly one model on the command line")
+        raise UsageError(f"--served-model-name needs exactly one model on the command line, not {len(names)}")
     for name in map(typed_source, names):
         ModelSource.parse(name, settings.harness.torch.default_source)
         id = {"model_id": name}

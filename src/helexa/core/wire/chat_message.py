@@ -43,7 +43,7 @@ def _content(value: Any) -> Any:
             )
         if not isinstance(part.get(field), str):
             raise PydanticCustomError(
-                "content", "part {index} has no '{field}' string", {"index": index, "field": field}
+                "content", "part {index} has no '{field}' string; add one", {"index": index, "field": field}
             )
     return value
 
@@ -94,7 +94,7 @@ class ChatMessage(WireObject):
                 if part["type"] in _THINKING_PARTS:
                     raise PydanticCustomError(
                         "content",
-                        "parts of type '{kind}' are only allowed in assistant messages",
+                        "parts of type '{kind}' are only allowed in assistant messages; remove the part",
                         {"kind": part["type"]},
                     )
         return self

@@ -231,7 +231,7 @@ def _schema_in(param: str, text: str) -> dict[str, Any] | bool:
     try:
         schema = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_body(f"{param}: not valid JSON: {error}", param) from None
+        raise invalid_body(f"{param}: not valid JSON: {error}; send a JSON Schema", param) from None
     if not isinstance(schema, dict | bool):
         raise invalid_body(f"{param}: must be a JSON Schema", param)
     return schema

@@ -54,7 +54,7 @@ class TokenizeRequest(WireRequest):
     def reject_unsupported(self) -> None:
         """Require exactly one of `prompt` and `messages`; reject other parameters."""
         if (self.prompt is None) == (self.messages is None):
-            raise invalid_body("exactly one of 'prompt' and 'messages' is required")
+            raise invalid_body("exactly one of 'prompt' and 'messages' is required; send a text or a chat")
         if self.continue_final_message and self.add_generation_prompt:
             if "add_generation_prompt" in self.model_fields_set:
                 raise both_endings()

