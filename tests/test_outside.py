@@ -109,7 +109,7 @@ def test_documented_table_of_client_programs_matches_the_recorded_result():
     assert clients_table.with_table(page, clients_table.RESULT.read_text()) == page, "run outside/clients_table.py"
 
 
-def test_every_pinned_program_has_a_version_and_its_script():
+def test_each_pinned_client_program_has_a_version_and_an_existing_script():
     import programs
 
     for entry in programs.load().programs:
@@ -143,7 +143,7 @@ def test_known_failure_of_an_unknown_program_is_rejected(tmp_path):
         ("import time; time.sleep(60)", "failed", "ran longer than 2 s"),
     ],
 )
-def test_program_script_yields_its_checks_or_one_failed_check(tmp_path, script, outcome, reason):
+def test_client_program_script_yields_its_checks_or_one_failed_check(tmp_path, script, outcome, reason):
     import running
     from programs import FOLDER
 
@@ -161,7 +161,7 @@ def test_program_script_yields_its_checks_or_one_failed_check(tmp_path, script, 
     assert check.outcome == outcome and reason in check.reason
 
 
-def test_script_with_python_project_runs_with_the_python_of_the_project(tmp_path):
+def test_check_script_of_a_python_project_runs_with_the_projects_python(tmp_path):
     import running
     from programs import FOLDER
 
@@ -178,7 +178,7 @@ def test_script_with_python_project_runs_with_the_python_of_the_project(tmp_path
     assert (check.name, check.outcome) == (sys.executable.replace("_", " "), "passed")
 
 
-def test_results_of_pytest_become_checks_of_the_program(tmp_path):
+def test_pytest_results_become_checks_of_the_client_program(tmp_path):
     import running
 
     file = tmp_path / "test_sample.py"

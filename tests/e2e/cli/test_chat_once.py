@@ -29,7 +29,7 @@ def test_first_loaded_model_of_the_gateway_is_the_default(chat, gateway):
     assert gateway.requests[0]["model"] == "warm/model"
 
 
-def test_model_that_is_not_loaded_is_used_with_a_note_if_none_is_loaded(chat, gateway):
+def test_chat_uses_an_unloaded_model_with_a_note_if_no_model_is_loaded(chat, gateway):
     gateway.models = [{"id": "cold/model", "loaded": False}]
     result = chat("hello?")
     assert gateway.requests[0]["model"] == "cold/model"
@@ -70,7 +70,7 @@ def test_text_piped_to_stdin_is_appended_to_the_prompt(chat, gateway, arguments,
     assert gateway.requests[0]["messages"][-1]["content"] == prompt
 
 
-def test_note_says_that_the_command_waits_for_the_end_of_stdin(environ, gateway):
+def test_command_prints_a_note_and_sends_no_request_while_stdin_is_open(environ, gateway):
     command = [sys.executable, "-m", "helexa", "chat", "hi", "--url", gateway.url]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:

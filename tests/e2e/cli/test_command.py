@@ -11,7 +11,7 @@ HEAVY = ("torch", "pydantic", "aiohttp", "numpy", "starlette", "httptools")
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_import_nothing_heavy(environ, option):
+def test_options_help_and_version_import_no_slow_modules(environ, option):
     code = (
         "import sys\n"
         f"sys.argv = ['helexa', '{option}']\n"

@@ -113,7 +113,7 @@ def test_model_in_the_cache_is_not_reported_as_downloaded(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_load_after_the_download_is_shown_but_not_counted(capsys):
+def test_model_load_after_a_download_is_shown_but_not_counted_as_download_time(capsys):
     stream, clock = Terminal(), Clock()
     with DownloadBar("org/name", stream=stream, clock=clock) as bar:
         bar.show("download", 0, 10 * MB)

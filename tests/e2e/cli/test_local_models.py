@@ -60,7 +60,7 @@ def names_here():
     return [model.name for model in downloaded_models(read_config(None))]
 
 
-def test_pull_prints_only_the_path(helexa, hub, tmp_path):
+def test_pull_prints_only_the_path_of_the_downloaded_model_on_stdout(helexa, hub, tmp_path):
     result = helexa("pull", "-q", "org/dense")
     folder = Path(result.stdout.removesuffix("\n"))
     assert (result.returncode, result.stderr) == (0, "")
@@ -255,7 +255,7 @@ def test_rm_unloads_a_model_that_helexa_up_has_loaded(helexa, fetch, gateway, en
     assert names_here() == []
 
 
-def test_rm_asks_before_it_unloads(fetch, gateway, environ, monkeypatch):
+def test_loaded_model_is_kept_if_the_user_declines_the_question_of_rm(fetch, gateway, environ, monkeypatch):
     path = fetch("org/tiny")
     gateway.nodes = [{"name": "local", "healthy": True, "models": [{"id": "org/tiny"}]}]
     with loaded(path), running_up(gateway, environ, monkeypatch):
@@ -355,7 +355,7 @@ def test_up_passes_a_model_name_without_scheme_to_the_node_unchanged(text, model
     assert LocalModel.parse(text) == model
 
 
-def test_show_describes_a_checkpoint_folder_or_its_damage(helexa, tmp_path):
+def test_show_describes_a_checkpoint_folder_and_rejects_invalid_json_in_it(helexa, tmp_path):
     import numpy
 
     folder = tmp_path / "checkpoint"
@@ -403,7 +403,7 @@ done
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_completion_scripts_exist_for_other_shells_than_bash(helexa, shell):
+def test_completion_command_prints_a_script_for_each_shell_other_than_bash(helexa, shell):
     script = helexa("completion", shell).stdout
     assert "helexa" in script
     assert "__complete" in script

@@ -100,7 +100,7 @@ def read_until(stream, text):
 
 
 @pytest.mark.parametrize("option", ["--port", "--metrics-port", "--neuron-port"])
-def test_port_in_use_ends_up_with_an_error(helexa, environ, ports, option):
+def test_up_exits_with_an_error_if_its_port_is_in_use(helexa, environ, ports, option):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         number = str(listener.getsockname()[1])
         ports[ports.index(option) + 1] = number
@@ -307,7 +307,7 @@ def test_up_accepts_options_and_serve_commands_of_llama_server_and_vllm(
 
 
 @pytest.mark.parametrize("command", [["serve"], ["node"], ["gateway", "serve"]])
-def test_commands_serve_node_and_gateway_serve_exist(helexa, command):
+def test_commands_that_start_a_node_or_a_gateway_print_their_help(helexa, command):
     result = helexa(*command, "--help")
     assert result.returncode == 0
     assert f"Usage: helexa {' '.join(command)}" in result.stdout

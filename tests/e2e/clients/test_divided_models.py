@@ -71,7 +71,7 @@ def test_model_that_needs_two_devices_is_feasible_only_on_the_node_with_two_rank
     assert (first["node"], first["verdict"]) == ("one", reason)
 
 
-def test_request_for_a_divided_model_loads_the_model_on_two_ranks(fleet: Fleet) -> None:
+def test_request_for_a_model_with_two_ranks_loads_the_model_on_two_numa_nodes(fleet: Fleet) -> None:
     body = {"model": "wide", "messages": [{"role": "user", "content": "The capital of France?"}], "max_tokens": 8}
     status, headers, answer = post(f"{fleet.url}/v1/chat/completions", body | {"temperature": 0})
     assert (status, answer["usage"]["completion_tokens"] > 0) == (200, True)

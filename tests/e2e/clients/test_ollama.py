@@ -93,7 +93,7 @@ def test_models_are_listed_and_shown(client: ollama.Client):
     assert client.pull("small").status == "success"
 
 
-def test_errors_have_the_status_and_the_text_that_the_ollama_client_shows(client: ollama.Client):
+def test_errors_reach_the_ollama_client_with_their_status_and_message(client: ollama.Client):
     with pytest.raises(ollama.ResponseError, match="model 'does-not-yet-exist' not found") as caught:
         client.chat("does-not-yet-exist")
     assert caught.value.status_code == 404

@@ -52,7 +52,7 @@ def test_systemd_unit_matches_the_packaged_users_and_configuration(unit: Path) -
         assert int(drain_secs) < stop_secs
 
 
-def test_packaged_configuration_is_valid_and_connects_the_servers() -> None:
+def test_packaged_configurations_of_gateway_and_bench_contain_the_nodes_address() -> None:
     folder = DEPLOY / "config"
     gateway, node = cortex_config.load(folder / "cortex.toml"), read_config(folder / "neuron.toml")
     bench = bench_config.load(folder / "helexa-bench.toml")

@@ -107,11 +107,11 @@ def hosts(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     hosts.close()
 
 
-def test_host_of_a_group_without_a_rank_exits_with_a_one_line_error(hosts: Hosts) -> None:
+def test_host_of_a_host_group_exits_with_a_one_line_error_if_its_rank_is_unset(hosts: Hosts) -> None:
     assert "the host group has no rank; set [group] rank or RANK" in hosts.fail(1, code=78, RANK="")
 
 
-async def test_model_of_a_host_group_recovers_after_the_second_host_restarts(hosts: Hosts) -> None:
+async def test_model_divided_among_two_hosts_recovers_after_the_second_host_restarts(hosts: Hosts) -> None:
     """The load waits for host 1, and the model recovers when host 1 is back."""
     hosts.start(0)
     async with asyncio.timeout(READY_SECONDS):

@@ -369,7 +369,7 @@ async def test_hung_nodes_delay_neither_polls_of_other_nodes_nor_other_clients()
         await recovered(fleet)
 
 
-async def test_fast_failing_node_does_not_attract_requests() -> None:
+async def test_node_that_fails_quickly_gets_few_requests_although_its_load_is_lowest() -> None:
     """A node that fails at once has the lowest load. Only the circuit breaker keeps requests away."""
     async with running("bad", "good", reset_secs=600.0) as fleet:
         bad, good = (host.node for host in fleet.hosts)

@@ -74,7 +74,7 @@ def test_gateway_exits_with_one_line_if_its_port_is_in_use(
 
 
 @pytest.mark.parametrize("command", NODES)
-def test_node_names_its_missing_key_file(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_node_exits_with_an_error_that_names_its_missing_key_file(command: tuple[str, ...], tmp_path: Path) -> None:
     config = tmp_path / "neuron.toml"
     config.write_text('api_key_file = "node.key"\n')
     line = failure(EX_CONFIG, *command, "-c", config)
@@ -83,7 +83,9 @@ def test_node_names_its_missing_key_file(command: tuple[str, ...], tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", GATEWAYS)
-def test_gateway_names_the_unreadable_key_file(command: tuple[str, ...], gateway: Path, tmp_path: Path) -> None:
+def test_gateway_exits_with_an_error_that_names_an_unreadable_key_file(
+    command: tuple[str, ...], gateway: Path, tmp_path: Path
+) -> None:
     (tmp_path / "node.key").mkdir()  # tests may run as root, who can read every file
     gateway.write_text(f'{gateway.read_text()}bearer_file = "node.key"\n')
     line = failure(EX_CONFIG, *command, "-c", gateway)
@@ -134,7 +136,7 @@ def write_certificate(stem: Path) -> tuple[Path, Path]:
     return paths
 
 
-def test_gateway_on_a_network_address_without_keys_exits_and_names_its_file(gateway: Path) -> None:
+def test_gateway_on_a_network_address_without_keys_exits_and_names_its_config_file(gateway: Path) -> None:
     line = failure(EX_CONFIG, *GATEWAYS[0], "-c", gateway, CORTEX_GATEWAY__LISTEN="0.0.0.0:0")
     assert line.startswith(f"cortex: {gateway}: 0.0.0.0:0 is reachable from other machines")
 

@@ -53,7 +53,7 @@ def test_responses_match_the_openapi_document(site):
 @pytest.mark.parametrize(
     "path", ["health", "dimensions", "summary", "scaling", "concurrency", "swap", "capability", "runs"]
 )
-def test_api_paths_without_a_version_return_the_same_as_v1(site, path):
+def test_api_paths_without_a_version_return_the_same_response_as_paths_with_v1(site, path):
     assert get(f"{site}/api/{path}")[1] == get(f"{site}/api/v1/{path}")[1]
 
 

@@ -127,7 +127,7 @@ def counts(database: Path) -> Counter[tuple[str, str, str]]:
         return Counter((run.target, run.sha, run.scenario) for run in reader.runs(ok=True))
 
 
-def test_samples_taken_before_a_sweep_was_killed_are_kept_and_count(up: Up, tmp_path: Path) -> None:
+def test_samples_taken_before_a_sweep_was_killed_count_toward_the_required_number(up: Up, tmp_path: Path) -> None:
     config, database = write_config(tmp_path, "killed", up.ports, samples=1000, targets=["node"])
     with Process(tmp_path / "killed.log", "helexa.bench", "run", "-c", config) as daemon:
         daemon.until(lambda: len(daemon.log_matches(r"sample run=\d+")) >= 3, "it has taken samples")

@@ -64,7 +64,7 @@ def import_file(tmp_path: Path, source: Path) -> tuple[ImportReport, Path]:
         return import_runs(store, source), database
 
 
-def test_row_of_the_former_database_becomes_a_run(tmp_path: Path) -> None:
+def test_row_of_a_database_in_the_old_format_is_imported_as_a_run(tmp_path: Path) -> None:
     report, database = import_file(tmp_path, old_database(tmp_path / "old.sqlite", FIRST))
     assert report == ImportReport(added=1)
     with Reader(database) as reader:
@@ -91,7 +91,7 @@ def test_second_import_of_the_same_file_adds_no_runs(tmp_path: Path) -> None:
         assert reader.run_count() == 2
 
 
-def test_former_databases_with_later_or_unknown_columns_are_imported(tmp_path: Path) -> None:
+def test_old_format_databases_with_added_or_unknown_columns_are_imported(tmp_path: Path) -> None:
     rows = FIRST, FIRST | LATER | {"scenario_id": "concurrency:4", "invented_since": "x"}
     _, database = import_file(tmp_path, old_database(tmp_path / "old.sqlite", *rows))
     with Reader(database) as reader:
@@ -116,7 +116,7 @@ def test_failed_runs_are_imported_and_unreadable_rows_are_only_counted(tmp_path:
         assert [run.error for run in reader.runs(ok=False)] == ["HTTP 500"]
 
 
-def test_import_of_a_file_that_is_no_former_database_fails(tmp_path: Path) -> None:
+def test_import_of_a_file_that_is_not_an_old_format_database_fails(tmp_path: Path) -> None:
     empty = tmp_path / "empty.sqlite"
     sqlite3.connect(empty).close()
     with pytest.raises(StoreError, match="is not there"):

@@ -82,7 +82,7 @@ def get(url: str) -> tuple[dict[str, str], str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pages_are_valid_small_and_have_security_headers(site, path):
+def test_pages_are_html_documents_below_300_kb_with_security_headers(site, path):
     headers, html = get(site + path)
     assert headers["content-type"] == "text/html; charset=utf-8"
     assert {name: headers[name] for name in SECURITY} == SECURITY
@@ -170,7 +170,7 @@ def test_links_keep_the_proxy_path_prefix(past, serving):
     assert all(link.startswith("/bench/") for link in page.links if not link.startswith("#"))
 
 
-def test_trends_page_of_a_single_build_says_that_a_trend_needs_two(past, tmp_path):
+def test_trends_page_with_one_build_says_that_a_trend_needs_a_second_build(past, tmp_path):
     with closing(sqlite3.connect(past)) as source, closing(sqlite3.connect(tmp_path / "one.sqlite")) as copy:
         source.backup(copy)
         with copy:

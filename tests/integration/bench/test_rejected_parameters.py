@@ -105,7 +105,7 @@ def test_retries_end_when_every_removable_parameter_was_rejected() -> None:
     assert (record.status, record.http_status, len(server.bodies)) == ("error", 400, 5)
 
 
-def test_request_is_sent_again_without_rejected_stream_options() -> None:
+def test_request_is_retried_without_stream_options_if_the_server_rejects_them() -> None:
     unknown = openai("Unrecognized request argument supplied: stream_options", None, "")
     server = ScriptedServer(
         [unknown, Script([Step(0.5, [delta_chunk("a")]), Step(0.3, [delta_chunk("b"), finish_chunk(), DONE])])]

@@ -43,7 +43,7 @@ def turn_script(number: int, at: float) -> Script:
     return streamed_script(0.5, 3, 0.1, "well ")
 
 
-def test_each_turn_of_an_agent_conversation_repeats_it_and_adds_a_tool_result() -> None:
+def test_each_turn_of_an_agent_sends_the_previous_messages_and_a_new_tool_result() -> None:
     node = ScriptedNode(turn_script)
     outcome = outcome_of(node, TALK)
     assert outcome.error is None
@@ -68,7 +68,7 @@ def test_each_turn_of_an_agent_conversation_repeats_it_and_adds_a_tool_result() 
     )
 
 
-def test_seed_determines_text_and_times_and_salt_determines_the_first_word() -> None:
+def test_seed_determines_messages_and_send_times_and_salt_the_first_word() -> None:
     def messages_and_times(seed: int, salt: str) -> tuple[list[Any], list[float]]:
         node = ScriptedNode(turn_script)
         outcome_of(node, TALK, seed, salt)
@@ -185,7 +185,7 @@ def test_cancel_scenario_reports_a_request_that_is_not_released(monkeypatch: pyt
         (FULL, "rejected: HTTP 429: no room"),
     ],
 )
-def test_cancel_scenario_whose_answer_ends_too_early_has_no_release_time(script: Script, error: str) -> None:
+def test_cancel_scenario_reports_an_error_if_the_answer_ends_before_the_cancel(script: Script, error: str) -> None:
     outcome = outcome_of(ScriptedNode([script]), Cancel(50, 100))
     assert (outcome.error, outcome.columns) == (error, {})
 
@@ -235,7 +235,7 @@ def test_error_of_a_failed_reload_names_the_load_options() -> None:
 
 
 @pytest.mark.parametrize("scenario", [Swap(50, 4), Cancel(50, 4)])
-def test_swap_and_cancel_scenarios_are_not_run_against_targets_that_are_no_node(scenario: Scenario) -> None:
+def test_swap_and_cancel_scenarios_do_not_run_against_servers_other_than_nodes(scenario: Scenario) -> None:
     async def model() -> ServedModel:
         async with subject_of(ScriptedNode([])) as subject:
             return subject.model

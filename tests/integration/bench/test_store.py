@@ -105,7 +105,7 @@ def test_change_of_build_time_url_or_kernel_makes_no_new_configuration(store: St
     assert store.count(Configuration(moved, booted, rebuilt, CONFIGURATION.model, CONFIGURATION.scenario)).good == 1
 
 
-def test_failed_samples_are_stored_but_not_counted_as_good(store: Store, path: Path) -> None:
+def test_failed_samples_are_stored_and_counted_as_failures(store: Store, path: Path) -> None:
     store.record(CONFIGURATION, sample(ok=False))
     assert store.count(CONFIGURATION)[:2] == (0, 1)
     with Reader(path) as reader:
@@ -153,7 +153,7 @@ def test_pruning_removes_requests_and_telemetry_of_old_runs_but_not_the_runs(sto
         assert reader.run_count() == 2
 
 
-def test_latest_score_of_a_scorer_replaces_earlier_ones(store: Store, path: Path) -> None:
+def test_second_score_by_the_same_scorer_replaces_the_first(store: Store, path: Path) -> None:
     run_id = store.record(CONFIGURATION, sample())
     store.score(run_id, 0.5, "anna")
     store.score(run_id, 0.75, "anna")

@@ -57,7 +57,7 @@ def test_slowdown_of_8_percent_is_reported_within_8_samples():
         (1.0, "higher", "same"),
     ],
 )
-def test_ratio_and_better_direction_of_the_metric_decide_the_verdict(factor, better, state):
+def test_verdict_follows_the_speed_ratio_and_whether_higher_values_are_better(factor, better, state):
     verdict = judge(STEADY, [value * factor for value in STEADY[0]], better)
     assert verdict.state == state
     assert verdict.interval and verdict.interval.low <= factor <= verdict.interval.high

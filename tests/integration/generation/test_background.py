@@ -21,7 +21,7 @@ class InterruptedAtOnce(BlockingCaller):
         raise KeyboardInterrupt
 
 
-def test_keyboard_interrupt_before_the_first_wait_cancels_the_running_coroutine():
+def test_keyboard_interrupt_in_a_blocking_iteration_cancels_the_coroutine():
     ended = []
 
     async def silent():

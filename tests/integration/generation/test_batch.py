@@ -29,7 +29,7 @@ def test_max_parallel_limits_the_concurrent_requests_of_a_batch(scripted, max_pa
     assert target.max_running == max_running
 
 
-def test_failed_prompt_does_not_fail_the_others(scripted):
+def test_batch_with_on_error_return_gives_the_error_as_the_failed_prompts_result(scripted):
     """With `on_error="return"`, the result of a failed prompt is its error."""
     _, model = scripted
     by_index = {}
@@ -132,7 +132,7 @@ def test_empty_batch_returns_no_results(scripted):
     assert scripted[1].batch([]) == []
 
 
-def test_further_answers_to_a_prompt_start_after_the_prefill_of_the_first(scripted):
+def test_second_and_third_answers_to_a_prompt_start_after_the_first_prefill(scripted):
     target, model = scripted
     begun = []
     target.on_request = lambda prompt: begun.append(target.started.is_set())

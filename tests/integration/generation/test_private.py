@@ -77,7 +77,7 @@ async def test_model_with_running_requests_is_not_unloaded_for_another(engines, 
 
 
 @pytest.mark.parametrize(("quant", "model_bytes"), [(None, 1600), ("bf16", 1600), ("Q4_K_M", 450), ("auto", 450)])
-async def test_device_is_chosen_by_the_size_of_the_model_after_quantization(
+async def test_device_is_chosen_by_the_size_of_the_model_after_quantization_at_load(
     engines, tmp_path, monkeypatch, quant, model_bytes
 ):
     """A model that is quantized during loading needs fewer bytes than its files have."""

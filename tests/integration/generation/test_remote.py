@@ -159,7 +159,7 @@ def test_busy_server_is_retried_four_times_after_its_retry_after(gateway, monkey
         ([{"choices": "none"}, {"usage": []}, {"choices": [7]}, "fine"], None, "fine"),
     ],
 )
-def test_broken_streams_fail_and_invalid_chunks_are_skipped(gateway, pieces, kind, message):
+def test_broken_stream_raises_an_error_and_invalid_chunks_are_skipped(gateway, pieces, kind, message):
     gateway.chunks = pieces
     if kind is None:
         assert helexa.generate("hi", target=gateway.url, model="m").text == message

@@ -24,7 +24,7 @@ def imported(statement: str) -> set[str]:
     )
 
 
-def test_each_module_named_in_the_lists_of_these_tests_exists() -> None:
+def test_each_module_that_commands_must_not_import_exists() -> None:
     assert [name for name in MODULES_OF_SERVERS if find_spec(name) is None] == []
 
 

@@ -71,7 +71,7 @@ async def test_result_of_a_tool_call_is_sent_to_the_model(caller):
     assert '{"degrees": 7}' in prompt
 
 
-async def test_tool_call_in_a_stream_is_part_of_its_completion(caller):
+async def test_completion_of_a_stream_contains_the_streamed_tool_call(caller):
     model, _ = caller
     async with model.astream("How is Oslo?", tools=[weather]) as stream:
         assert [piece async for piece in stream] == []
@@ -138,7 +138,7 @@ def test_invalid_number_of_log_probabilities_is_rejected(gateway, logprobs):
         helexa.generate("hi", target=gateway.url, model="m", logprobs=logprobs)
 
 
-def test_private_engine_embeds_similar_texts_closely(small):
+def test_private_engine_gives_similar_texts_more_similar_embeddings(small):
     cat, kitten, rates = small.embed(
         ["The cat sat on the mat.", "A kitten is sitting on a rug.", "Interest rates rose by half a percent."]
     )

@@ -124,7 +124,7 @@ def test_doctor_reports_a_reachable_hub_as_fine(hub: FakeHub) -> None:
     assert results()["hub"] == [("fine", f"huggingface: {hub.url} responds")]
 
 
-def test_doctor_reports_a_hub_token_that_is_rejected_without_its_value(
+def test_doctor_reports_a_rejected_hub_token_without_printing_the_token(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")

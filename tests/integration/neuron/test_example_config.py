@@ -71,7 +71,7 @@ def test_debugging_options_in_the_configuration_reach_engines() -> None:
     assert [(options.graphs, options.overlap) for options in engines] == [(True, None), (False, False)]
 
 
-def test_default_step_size_is_larger_on_gpus() -> None:
+def test_default_max_step_tokens_is_larger_on_gpus() -> None:
     stated = read_config(None, environ={"NEURON_HARNESS__TORCH__MAX_STEP_TOKENS": "64"}).harness.torch
     unset = NeuronConfig().harness.torch
     sizes = [

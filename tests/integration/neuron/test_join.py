@@ -112,7 +112,7 @@ def test_join_with_an_unusable_gateway_url_changes_no_file(tmp_path, gateway, ki
 @pytest.mark.parametrize(
     ("folder", "message"), [("missing", "missing does not exist; create it"), ("file", "cannot be written")]
 )
-def test_error_of_a_join_that_cannot_write_its_files_names_them(tmp_path, folder, message):
+def test_error_of_join_names_the_file_that_cannot_be_written(tmp_path, folder, message):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=message):
         prepared(tmp_path / folder / "neuron.toml")

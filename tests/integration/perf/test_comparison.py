@@ -48,7 +48,7 @@ def test_comparison_marks_widely_scattered_figures():
     }
 
 
-def test_ratio_to_the_best_peer_uses_only_peers_that_measured_the_row():
+def test_ratio_to_the_best_peer_uses_only_peers_with_a_result_for_the_row():
     comparison = compared(
         line("helexa", "decode@4", 300.0),
         line("llama.cpp", "decode@4", 200.0),

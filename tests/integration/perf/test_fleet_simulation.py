@@ -31,7 +31,7 @@ def test_fleet_simulation_with_equal_seeds_gives_equal_results(simulation):
     assert first != simulation.compare(4, minutes=3, per_minute=9, count=12)
 
 
-def test_requests_for_two_alternating_models_are_grouped_to_save_swaps(simulation):
+def test_placement_policy_groups_alternating_requests_to_halve_model_swaps(simulation):
     traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
     policies = importlib.import_module("support.fleet_policies")
     catalog = Catalog.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})

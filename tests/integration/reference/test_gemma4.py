@@ -159,7 +159,7 @@ def test_text_model_of_a_multimodal_checkpoint_matches_transformers(tmp_path: Pa
     assert_equal_to(reference, load(tmp_path), brief=True)
 
 
-def test_unused_key_and_value_weights_of_layers_that_share_them_are_ignored(tmp_path: Path) -> None:
+def test_unused_key_and_value_weights_of_layers_with_shared_kv_are_ignored(tmp_path: Path) -> None:
     """Released models contain these tensors."""
     reference = model(tmp_path, **E2B)
     index = tmp_path / "model.safetensors.index.json"

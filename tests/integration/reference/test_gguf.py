@@ -152,7 +152,7 @@ def test_logits_and_greedy_tokens_match_transformers(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_muse_glimmer_gguf_with_the_query_factor_in_the_norm_weights_matches(tmp_path: Path) -> None:
+def test_muse_glimmer_gguf_with_scaled_query_norm_weights_matches_transformers(tmp_path: Path) -> None:
     text = SHAPE | {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 40, "head_dim": 32}
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings = {"text_config": text | {"post_norm_eps": 1e-8}, "vision_config": vision}

@@ -49,7 +49,7 @@ def logits_of(model: Path, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "quant"), CASES)
-def test_native_kernels_agree_with_float32_about_as_often_as_bfloat16_does(
+def test_native_kernels_agree_with_float32_tokens_about_as_often_as_bfloat16(
     name: str, quant: str, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, seed=2, **MODELS[name]).bfloat16().save_pretrained(tmp_path, max_shard_size="50kB")

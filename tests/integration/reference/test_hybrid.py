@@ -191,9 +191,7 @@ def rewritten(model: Path, folder: Path, settings: dict[str, Any]) -> Path:
     return folder
 
 
-def test_nemotron_configuration_as_released_is_equivalent_to_that_of_transformers(
-    nemotron: Path, tmp_path: Path
-) -> None:
+def test_released_nemotron_config_gives_the_logits_of_the_transformers_config(nemotron: Path, tmp_path: Path) -> None:
     """Released models write the layer types as a string of one character per layer, beside the number of layers."""
     older = {"layers_block_type": None, "hybrid_override_pattern": "ME*-ME", "num_hidden_layers": 6}
     options, prompt = EngineOptions(dtype="float32", kv_cache_mb=8), list(range(40))
@@ -247,7 +245,7 @@ def test_unsupported_granite_setting_is_named_in_the_error(
         load_once(rewritten(tmp_path / "granite", tmp_path / "model", settings), EngineOptions(dtype="float32"))
 
 
-def test_granite_configuration_as_released_is_equivalent_to_that_of_transformers(tmp_path: Path) -> None:
+def test_released_granite_config_gives_the_logits_of_the_transformers_config(tmp_path: Path) -> None:
     """Released models name the layer types "mamba" and "attention", and the width of a head may be "auto"."""
     reference = tiny_model(tmp_path / "granite", SEED, **SHAPE | GRANITE_HYBRID)
     older = {"layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_d_head": "auto"}

@@ -343,7 +343,7 @@ def test_logits_with_rounded_activations_stay_close_to_transformers(variant: str
 
 
 @pytest.mark.parametrize("variant", OLDER)
-def test_older_forms_of_the_configuration_give_the_same_logits(variant: str, tmp_path: Path) -> None:
+def test_older_config_json_keys_give_the_same_logits_as_current_keys(variant: str, tmp_path: Path) -> None:
     settings, older = OLDER[variant]
     reference = tiny_model(tmp_path, **SHAPE | settings)
     rewrite(tmp_path, **older)
@@ -451,7 +451,7 @@ def test_unsupported_setting_of_muse_glimmer_is_named_in_the_error(
         load(tmp_path)
 
 
-def test_longrope_uses_its_long_factors_if_the_context_exceeds_the_original_one(tmp_path: Path) -> None:
+def test_longrope_uses_long_factors_if_context_exceeds_the_original_context(tmp_path: Path) -> None:
     factors = LONGROPE["long_factor"]
     settings: dict[str, Any] = SHAPE | PHI3 | {"rope_parameters": LONGROPE | {"short_factor": factors}}
     reference = tiny_model(tmp_path, **settings)

@@ -140,7 +140,7 @@ def test_gguf_key_that_changes_the_computation_is_rejected(
         estimate(gguf_model(tmp_path, keys, model_type, **experts))
 
 
-def test_gguf_keys_whose_values_change_nothing_are_accepted(tmp_path: Path) -> None:
+def test_gguf_keys_with_neutral_values_are_accepted(tmp_path: Path) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_dimension_count(32)
         writer.add_attention_scale(32**-0.5)
@@ -151,7 +151,7 @@ def test_gguf_keys_whose_values_change_nothing_are_accepted(tmp_path: Path) -> N
     estimate(gguf_model(tmp_path, keys))
 
 
-def test_missing_gguf_keys_have_the_values_of_llama_cpp(tmp_path: Path) -> None:
+def test_missing_optional_gguf_keys_get_the_default_values_of_llama_cpp(tmp_path: Path) -> None:
     optional = ("attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base")
     optional += ("rope.dimension_count", "vocab_size")
 
@@ -169,7 +169,7 @@ def test_missing_gguf_keys_have_the_values_of_llama_cpp(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"]
 )
-def test_missing_gguf_key_that_llama_cpp_requires_is_named(key: str, tmp_path: Path) -> None:
+def test_error_names_a_missing_gguf_key_that_llama_cpp_requires(key: str, tmp_path: Path) -> None:
     path = gguf_model(tmp_path, lambda writer: writer.kv_data[0].pop(f"{writer.arch}.{key}") and None)
     with pytest.raises(ModelFileError, match=rf"key llama\.{key} is missing"):
         estimate(path)
@@ -178,7 +178,7 @@ def test_missing_gguf_key_that_llama_cpp_requires_is_named(key: str, tmp_path: P
 @pytest.mark.parametrize(
     ("kind", "error"), [("longrope", "'short_factor'"), ("dynamic", "'dynamic'"), ("mrope", "'mrope'")]
 )
-def test_rope_scaling_of_gguf_files_that_is_incomplete_or_not_implemented_is_named(
+def test_error_names_incomplete_or_unsupported_rope_scaling_of_a_gguf_file(
     kind: str, error: str, tmp_path: Path
 ) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
@@ -237,7 +237,7 @@ def test_weight_tensor_of_integers_is_rejected(name: str, tmp_path: Path) -> Non
         estimate(folder_model(tmp_path, **{name: stored.int()}))
 
 
-def test_missing_output_head_that_is_not_tied_is_rejected(tmp_path: Path) -> None:
+def test_missing_output_head_is_rejected_if_embeddings_are_not_tied(tmp_path: Path) -> None:
     path = folder_model(tmp_path, config={"tie_word_embeddings": False})
     state = load_file(path / "model.safetensors")
     del state["lm_head.weight"]
@@ -269,7 +269,9 @@ def test_output_head_stored_beside_a_tied_embedding_is_accepted(tmp_path: Path) 
         ({"head_dim": 7}, "the width of a head is 7, expected an even number"),
     ],
 )
-def test_setting_that_changes_the_computation_is_rejected(config: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_unsupported_setting_that_changes_the_computation_is_rejected(
+    config: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
     path = folder_model(tmp_path, config=config)
     with pytest.raises(ModelFileError, match=problem):
         estimate(path)
@@ -295,7 +297,7 @@ def test_yarn_scaling_extends_the_context_length_by_its_factor(
 
 
 @pytest.mark.parametrize(("trained", "context"), [(96, 96), (262144, 128), (None, 128), (0, 128)])
-def test_context_length_ends_where_dual_chunk_attention_would_begin(
+def test_context_length_is_limited_to_where_dual_chunk_attention_begins(
     trained: int | None, context: int, tmp_path: Path
 ) -> None:
     chunks = {"chunk_size": 96, "local_size": 8, "original_max_position_embeddings": trained}

@@ -59,7 +59,7 @@ def starts(outputs: list[list[int]]) -> list[list[int]]:
     return [output[:STEPS] for output in outputs]
 
 
-def test_second_image_after_a_cached_prefix_is_the_only_one_encoded(model: VisionLanguageModel) -> None:
+def test_second_image_is_the_only_one_encoded_after_a_prefix_cache_hit(model: VisionLanguageModel) -> None:
     first = model.prompt(70, picture(200, 120, 1), 80)
     both = model.prompt(first.tokens[:70], picture(200, 120, 1), first.tokens[-80:], picture(96, 96, 2), 9)
     assert both.tokens[: len(first.tokens)] == first.tokens
@@ -96,7 +96,7 @@ def test_chunks_batches_and_drafts_do_not_change_answers_to_prompts_with_images(
     assert generate(model.runner, sequences, **{"speculation": False} | options) == starts(outputs_alone)
 
 
-def test_tokens_are_the_same_if_the_encoder_cache_is_smaller_than_an_image(
+def test_encoder_cache_smaller_than_an_image_does_not_change_the_tokens(
     model: VisionLanguageModel, outputs_alone: list[list[int]]
 ) -> None:
     prompts = prompts_of(model)[:2]

@@ -206,7 +206,7 @@ def test_positions_of_text_and_images_equal_those_of_transformers(model_type: st
     assert result.delta == int(delta)
 
 
-def test_attention_ranges_equal_those_of_gemma3_in_transformers() -> None:
+def test_image_attention_ranges_equal_the_gemma3_masks_of_transformers() -> None:
     window, length = 6, 40
     ranges = [ImageRange(0, 0, 0, 4), ImageRange(1, 0, 7, 9), ImageRange(2, 0, 17, 3), ImageRange(3, 0, 38, 2)]
     types = torch.zeros(1, length, dtype=torch.int64)

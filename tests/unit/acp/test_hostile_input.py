@@ -56,7 +56,7 @@ async def test_tool_calls_with_paths_outside_the_project_fail_even_in_bypass_mod
     assert max(len(json.dumps(message)) for message in received) < 500_000
 
 
-async def test_each_hostile_file_name_in_tool_results_is_one_line(project: Path) -> None:
+async def test_hostile_file_names_in_tool_results_stay_on_one_line_each(project: Path) -> None:
     (project / "bin").mkdir()
     results_for_model, received = await results(
         project, Call("list_dir"), Call("glob", {"pattern": "*.txt"}), Call("grep", {"pattern": "hostile"})

@@ -16,7 +16,7 @@ def test_choices_of_model_and_mode_are_saved_per_project_folder(tmp_path: Path):
     assert Preferences(tmp_path).read("/other") == Project("/other")
 
 
-def test_saved_permission_replaces_an_older_one_and_their_number_is_limited(tmp_path: Path):
+def test_saved_permission_replaces_an_equal_one_and_their_number_is_limited(tmp_path: Path):
     preferences = Preferences(tmp_path)
     preferences.grant("/w", Grant("bash", "ls *", False))
     preferences.grant("/w", Grant("bash", "ls *", True))

@@ -98,7 +98,7 @@ def _summary_of(message: dict[str, Any], work: Path) -> Any:
             return None
 
 
-async def test_task_gives_the_same_result_with_all_wire_apis(tmp_path: Path):
+async def test_agent_task_gives_the_same_result_with_each_wire_api(tmp_path: Path):
     wires: list[WireApi] = ["openai-chat", "openai-responses", "anthropic-messages"]
     runs = {wire: await _run_task(wire, tmp_path / wire) for wire in wires}
 
@@ -174,7 +174,7 @@ def _choose(name: str) -> dict[str, Any]:
     return {"session/request_permission": answer}
 
 
-async def test_answer_always_allow_holds_for_the_session_or_if_chosen_for_the_project(tmp_path: Path, work: Path):
+async def test_answer_always_allow_holds_for_the_session_or_for_the_project_as_chosen(tmp_path: Path, work: Path):
     (work / "src").mkdir()
     (work / "src/a.md").write_text("It sells")
     edit = Say(calls=(_edit("src/a.md", "sells", "sells."),))
@@ -308,7 +308,7 @@ async def test_broad_permissions_saved_by_earlier_versions_are_ignored(
     assert not list(work.rglob("owned"))
 
 
-async def test_permissions_are_listed_exactly_as_they_apply(tmp_path: Path, work: Path):
+async def test_listed_permissions_describe_exactly_what_is_allowed(tmp_path: Path, work: Path):
     preferences = Preferences(tmp_path / "data")
     preferences.grant(str(work), Grant("bash", "touch *", True))
     preferences.grant(str(work), Grant("bash", "git log *", False))

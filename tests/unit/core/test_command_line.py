@@ -112,7 +112,7 @@ def test_error_for_an_option_of_another_program_names_the_option_to_use(run, arg
     assert err.count("\n") == 1
 
 
-def test_command_names_of_other_programs_that_get_advice_are_no_helexa_commands():
+def test_foreign_command_names_that_get_advice_are_not_helexa_commands():
     assert not OTHER_WORDS.keys() & set(app)
 
 

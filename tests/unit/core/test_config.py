@@ -153,7 +153,7 @@ def test_environment_variable_sets_a_key_in_a_table_that_the_user_names(tmp_path
     assert settings(tmp_path, APP_BY_NAME__X__NAME="a").by_name == {"x": Model(name="a")}
 
 
-def test_current_variables_override_variables_with_former_names_of_a_table(tmp_path: Path) -> None:
+def test_variable_with_the_current_table_name_overrides_the_former_table_name(tmp_path: Path) -> None:
     file = "[motor]\nthreads = 1\ndevice = 'file'"
     loaded = load_renamed(tmp_path, file, APP_ENGINE__THREADS="2")
     assert loaded == Engine(threads=2, device="file")
@@ -165,7 +165,7 @@ def test_current_variables_override_variables_with_former_names_of_a_table(tmp_p
     assert load_renamed(tmp_path, file, APP_THREADS="4", APP_MOTOR__THREADS="3").threads == 3
 
 
-def test_former_and_current_name_of_a_table_in_one_file_are_rejected(tmp_path: Path) -> None:
+def test_file_with_both_the_former_and_current_name_of_a_table_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="motor"):
         load_renamed(tmp_path, "[motor]\nthreads = 1\n[engine]\nthreads = 1")
 

@@ -16,5 +16,5 @@ requirement = runpy.run_path(str(Path(__file__).parents[3] / ".ci" / "cpu_torch.
         ("ERROR: No matching distribution found for torch\n", ""),
     ],
 )
-def test_newest_cpu_build_in_the_package_list_is_required(listing: str, expected: str) -> None:
+def test_requirement_for_cpu_torch_is_the_newest_cpu_build_in_the_package_list(listing: str, expected: str) -> None:
     assert requirement(listing) == expected

@@ -51,7 +51,7 @@ def test_former_keys_set_their_replacements_and_give_one_warning(tmp_path: Path)
     ]
 
 
-def test_former_key_that_converts_to_none_leaves_the_default(tmp_path: Path) -> None:
+def test_former_key_whose_value_has_no_equivalent_leaves_the_default(tmp_path: Path) -> None:
     assert read(tmp_path, "[engine.cache]\nenabled = true")[0] == Settings()
 
 

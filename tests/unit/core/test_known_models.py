@@ -110,7 +110,7 @@ def test_best_model_fits_the_free_memory_and_is_fast_enough_for_the_device(gb, d
     assert memory.fits(memory.best()) or gb < 0.5
 
 
-def test_free_memory_is_printed_in_the_unit_of_other_amounts_of_memory() -> None:
+def test_free_memory_is_printed_in_the_same_unit_as_other_memory_sizes() -> None:
     assert str(FreeMemory(23.5, "cpu")) == f"{memory_text(23.5 * 1024)} of memory free" == "23.5 GB of memory free"
 
 

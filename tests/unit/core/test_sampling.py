@@ -30,7 +30,7 @@ def test_sampling_keyword_arguments_and_fields_have_the_same_names_and_types():
 
 @pytest.mark.parametrize("api", [ChatRequest, CompletionRequest, ResponsesRequest])
 @pytest.mark.parametrize("name", sorted(BOUNDS.keys() - {"max_tokens"}))
-def test_requests_accept_sampling_values_within_the_bounds_and_reject_others(api, name):
+def test_requests_accept_values_at_the_sampling_bounds_and_reject_values_outside(api, name):
     low, high = BOUNDS[name].low, BOUNDS[name].high
     accepted = [low] if high is None else [low, high]
     assert [getattr(api.model_validate({**BODIES[api], name: value}), name) for value in accepted] == accepted

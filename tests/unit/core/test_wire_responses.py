@@ -341,7 +341,7 @@ def test_malformed_parameters_are_rejected_with_their_path(fields: dict[str, Any
     assert (error.status, error.code, error.param) == (400, "invalid_request_body", param)
 
 
-def test_index_in_an_error_does_not_count_items_of_the_previous_response() -> None:
+def test_index_in_an_error_counts_only_the_input_items_of_the_request() -> None:
     with pytest.raises(ApiError) as caught:
         parse(input=[{}]).chat([message_item("one", "user"), message_item("two")])
     assert caught.value.param == "input.0"
@@ -560,7 +560,7 @@ _FIELDS = ["input", "tools", "tool_choice", "text", "reasoning", "include", "met
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=4))
-def test_request_with_arbitrary_fields_is_accepted_or_raises_a_400(fields: dict[str, Any]) -> None:
+def test_responses_request_with_random_fields_is_accepted_or_rejected_with_400(fields: dict[str, Any]) -> None:
     try:
         request = parse(**fields)
         request.chat([message_item("one", "user")])

@@ -35,7 +35,7 @@ def test_empty_reads_do_not_change_the_parsed_events() -> None:
     assert parser.feed(b"\n\r\n") == [ServerSentEvent("x")]
 
 
-def test_events_written_by_frame_are_parsed_back() -> None:
+def test_sse_events_written_by_the_server_are_parsed_back_unchanged() -> None:
     parser = EventParser()
     stream = KEEP_ALIVE + frame(b'{"x":1}') + KEEP_ALIVE + frame(b"{}", event="ping") + DONE
     assert parser.feed(stream) == [

@@ -58,7 +58,7 @@ async def test_model_on_a_nodes_disk_evicts_another_if_memory_is_short(stored: F
 
 
 @pytest.mark.parametrize("name", ["a", "org/a", "A:latest", "huggingface:Org/A", "Org/A:Q4_K_M"])
-async def test_model_on_a_nodes_disk_is_found_under_its_other_names(stored: FakeNode, name: str) -> None:
+async def test_model_on_a_nodes_disk_is_found_under_each_accepted_spelling(stored: FakeNode, name: str) -> None:
     async with running_cortex(stored, settings=SERVING) as cortex:
         assert (await cortex.ask(name))[0] == 200
         assert [load["model_id"] for load in stored.loads] == ["Org/A"]
@@ -73,7 +73,7 @@ async def test_short_name_is_downloaded_under_the_name_of_its_repository(stored:
         assert status == 200
 
 
-async def test_short_name_of_a_known_model_means_the_loaded_model(node: FakeNode) -> None:
+async def test_short_name_of_a_known_model_is_routed_to_the_loaded_model(node: FakeNode) -> None:
     name = "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"
     node.holds(name)
     async with running_cortex(node) as cortex:
@@ -182,7 +182,7 @@ async def test_model_deleted_from_a_disk_disappears_from_the_model_list(stored: 
         assert (await cortex.ask("Org/A"))[0] == 404
 
 
-async def test_explanation_of_a_load_includes_models_that_requests_cannot_load(stored: FakeNode) -> None:
+async def test_explanation_for_a_load_includes_models_that_only_admins_can_load(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=NOT_SERVING) as cortex:
         request = await cortex.get("/api/explain?model=Org/A")
         load = await cortex.get("/api/explain?model=Org/A&for_load=true")

@@ -87,5 +87,5 @@ def test_known_clients_get_advice_about_too_long_prompts(agent: bytes, hint: byt
     assert advice([]) is None
 
 
-def test_body_with_nonstandard_json_is_not_rejected_by_the_prompt_check() -> None:
+def test_body_with_out_of_range_json_numbers_is_not_rejected_by_the_prompt_check() -> None:
     check_prompt(b'{"messages":[{"content":"%b"}],"x":1e999}' % (b"x" * 2 * LONGEST), 100)

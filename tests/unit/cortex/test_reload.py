@@ -196,7 +196,7 @@ async def test_reload_signal_rereads_files_that_have_not_changed(
     assert "configuration reloaded; nothing has changed" in caplog.text
 
 
-async def test_reload_removes_nodes_and_required_keys_if_the_file_says_so_explicitly(files: Files) -> None:
+async def test_reload_removes_nodes_and_required_keys_if_the_file_explicitly_unsets_them(files: Files) -> None:
     files.config.write_text(files.config.read_text() + NODE + KEYS)
     await files.reloader.reload()
     files.config.write_text('models_config = "models.toml"\nneurons = []\n[entitlements]\nrequire_auth = false\n')

@@ -172,7 +172,7 @@ REFERENCES = ({"type": "item_reference", "id": "msg_n2abc_0"}, {"id": "msg_n2abc
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=["typed", "untyped"])
-async def test_referenced_item_is_read_on_the_node_that_stores_it(
+async def test_referenced_response_item_is_requested_from_the_node_that_stores_it(
     nodes: list[FakeNode], reference: dict[str, Any]
 ) -> None:
     """Vercel's AI SDK refers to the items of earlier responses, without `previous_response_id`."""

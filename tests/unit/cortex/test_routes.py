@@ -66,7 +66,7 @@ def test_model_list_has_limits_of_the_catalog_until_a_node_reports_its_own() -> 
     assert listed(node("n1", {"id": "M", "limit": {"context": 5}}), models=[profile])["M"]["limit"] == {"context": 5}
 
 
-def test_unknown_facts_are_absent_from_the_model_list() -> None:
+def test_unknown_limits_and_costs_are_omitted_from_the_model_list() -> None:
     cold = listed(node("n1"), models=[{"id": "M", "capabilities": ["text"]}])["M"]
     assert not {"limit", "cost", "max_model_len", "max_input_tokens", "max_output_tokens"} & set(cold)
     assert (cold["loaded"], cold["locations"], cold["capabilities"]) == (False, [], ["text"])
@@ -127,7 +127,7 @@ async def test_root_path_returns_the_same_as_the_health_endpoint(cortex: Cortex)
     assert await cortex.get("/") == await cortex.get("/health") == {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
 
 
-async def test_node_list_shows_all_known_facts_of_a_node() -> None:
+async def test_node_list_shows_discovery_health_and_load_of_each_node() -> None:
     load = {"id": "Org/M", "in_flight": 2}
     health = {"devices": [{"index": 0, "vram_used_mb": 1, "vram_free_mb": 2}], "models": [load]}
     async with (

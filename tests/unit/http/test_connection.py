@@ -85,7 +85,7 @@ async def test_number_of_pipelined_requests_is_bounded() -> None:
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%d\r\n0\r\n\r\n" % number)
 
 
-async def test_running_request_sees_a_disconnect_if_a_malformed_one_follows_it() -> None:
+async def test_running_request_is_disconnected_if_a_malformed_request_follows() -> None:
     received: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

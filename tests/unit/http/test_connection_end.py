@@ -263,7 +263,7 @@ async def test_connection_close_in_a_trailer_closes_the_connection() -> None:
         assert await reader.read() == b""
 
 
-async def test_response_without_headers_of_its_own_has_a_complete_http_head() -> None:
+async def test_response_start_without_headers_gets_a_status_line_and_a_date() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({**OK, "status": 204})
         await send(body(b""))

@@ -61,7 +61,7 @@ def test_large_compressed_body_is_decoded_in_pieces(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_body_slightly_larger_than_a_decoded_piece_is_complete(name: str) -> None:
+def test_decoded_body_slightly_larger_than_one_output_piece_is_complete(name: str) -> None:
     """A decoder may hold up to 258 bytes of output after it has consumed all input."""
     coding, encode = ENCODERS[name]
     for size in range(PIECE_BYTES, PIECE_BYTES + 300):

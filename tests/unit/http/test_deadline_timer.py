@@ -6,7 +6,7 @@ from typing import Any
 from helexa.http.keep_alive import DeadlineTimer
 
 
-async def test_deadline_timer_fires_once_at_the_last_time_set() -> None:
+async def test_deadline_timer_fires_once_at_the_last_deadline_that_was_set() -> None:
     loop, last_fired = asyncio.get_running_loop(), asyncio.Event()
     errors: list[Any] = []
     loop.set_exception_handler(lambda _, error: errors.append(error))

@@ -22,7 +22,7 @@ def test_ready_state_arrives_at_the_socket_of_the_service_manager(
 
 
 @pytest.mark.parametrize("address", [None, "", "relative", "/nowhere/notify"])
-def test_notification_without_a_service_manager_does_nothing(
+def test_ready_notification_without_a_service_manager_does_nothing(
     monkeypatch: pytest.MonkeyPatch, address: str | None
 ) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)

@@ -45,7 +45,7 @@ def test_error_for_an_invalid_value_names_the_engine_option():
         read_config(None, {}, flags=parse("--max-num-seqs 0").settings())
 
 
-def test_options_about_the_model_set_keys_of_default_models():
+def test_model_options_on_the_command_line_set_keys_of_default_models():
     flags = parse("org/name --quantization q4k --tool-call-parser qwen3_coder")
     assert flags.model_settings() == {"quant": "q4k", "tool_parser": "qwen_xml"}
 

@@ -157,7 +157,7 @@ async def test_drain_command_fails_while_requests_run_on_the_node() -> None:
     assert gateway.requests[0] == ("POST", "/api/nodes/b/cordon", None)
 
 
-async def test_key_is_not_sent_to_a_redirect_target() -> None:
+async def test_api_key_is_not_sent_to_a_redirect_target() -> None:
     async with Gateway({}).serving() as elsewhere:
         moved = web.Response(status=302, headers={"Location": f"{elsewhere.url}/api/activity"})
         async with Gateway({"/api/activity": moved}).serving() as gateway:

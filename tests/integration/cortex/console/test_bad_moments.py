@@ -83,7 +83,7 @@ def test_scripts_in_names_of_models_nodes_and_keys_do_not_run(sign_in: SignIn) -
         page.goto("about:blank")
 
 
-def test_libraries_for_formulas_and_code_load_only_when_an_answer_has_some(sign_in: SignIn) -> None:
+def test_formula_and_highlight_scripts_load_only_for_answers_with_formulas_or_code(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     chosen_model(page)
     resources = "performance.getEntriesByType('resource').filter((one) => /katex|highlight/.test(one.name)).length"

@@ -78,7 +78,7 @@ def faults(page: Page) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_loads_few_bytes_and_shows_all_content_uncut_and_uncovered(
+def test_each_console_view_loads_few_bytes_and_neither_clips_nor_covers_content(
     sign_in: SignIn, crowded: FakeFleet, view: str
 ) -> None:
     sizes: list[int] = []
@@ -89,7 +89,7 @@ def test_each_view_loads_few_bytes_and_shows_all_content_uncut_and_uncovered(
     assert faults(page) == {}
 
 
-def test_dialogs_and_model_list_show_all_content_uncut_and_uncovered(sign_in: SignIn, crowded: FakeFleet) -> None:
+def test_dialogs_and_model_list_neither_clip_nor_cover_content(sign_in: SignIn, crowded: FakeFleet) -> None:
     page = sign_in(url=crowded.url)
     page.get_by_role("button", name=f"Actions for {COLD}").click()
     page.get_by_role("menuitem", name="Load…").click()
@@ -110,7 +110,7 @@ def test_dialogs_and_model_list_show_all_content_uncut_and_uncovered(sign_in: Si
     assert faults(page) == {}
 
 
-def test_conversation_and_parameters_are_shown_uncut_and_uncovered(sign_in: SignIn, crowded: FakeFleet) -> None:
+def test_conversation_and_parameters_are_neither_clipped_nor_covered(sign_in: SignIn, crowded: FakeFleet) -> None:
     page = sign_in(url=crowded.url, view="playground")
     page.get_by_label("Model", exact=True).select_option(LONG_MODEL)
     page.get_by_label("Message", exact=True).fill(f"say # {UNBROKEN}\n\n| {UNBROKEN} | b |\n|-|-|\n| c | d |\n")

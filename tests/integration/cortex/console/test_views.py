@@ -141,7 +141,7 @@ def test_usage_shows_costs_and_the_last_24_hours(sign_in: SignIn) -> None:
     expect(page.locator(".read")).to_contain_text(re.compile(r"from \d\d:00: \$0\.0000\d+: Org/M"))
 
 
-def test_fleet_shows_graphs_of_the_last_hour(
+def test_fleet_page_draws_charts_of_the_last_hour(
     sign_in: SignIn, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet.cortex.gateway.history, "_clock", lambda: time.time() + 60)  # completes the intervals

@@ -48,7 +48,7 @@ class ModelKey:
         self.spent[window] = self.spent.get(window, 0) + used
 
 
-def test_ledger_agrees_with_a_simple_model_for_any_history_of_requests(url: str):
+def test_ledger_agrees_with_a_reference_model_for_random_request_histories(url: str):
     clock, numbers = Clock(), itertools.count()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()

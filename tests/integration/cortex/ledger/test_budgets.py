@@ -190,7 +190,7 @@ async def test_ledger_entry_values_too_large_for_their_columns_are_clamped(url: 
         assert row["request_id"].startswith("a?x") and len(row["request_id"]) < 201
 
 
-async def test_reservations_beyond_the_limit_of_waiting_reservations_get_503(url: str, monkeypatch: pytest.MonkeyPatch):
+async def test_reservation_beyond_the_limit_of_waiting_reservations_gets_503(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("helexa.cortex.ledger.ledger.MAX_WAITING", 5)
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(None), 1) for _ in range(8)))

@@ -52,7 +52,7 @@ async def test_read_only_database_gives_503_until_it_is_writable_again() -> None
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_promoted_postgres_standby_takes_over_and_charges_stay_exact() -> None:
+async def test_postgres_standby_takes_over_after_its_promotion_and_charges_stay_exact() -> None:
     with running_postgres() as primary, running_postgres(primary) as standby:
         primary.wait_for_standbys()
         url = primary.new_database(standby)

@@ -170,7 +170,7 @@ async def test_gateway_that_was_wrongly_treated_as_dead_settles_exactly(url: str
         assert await spent(url) == await charged(url) == 34
 
 
-async def test_retiring_a_gateway_is_logged_only_if_it_has_open_reservations(
+async def test_end_of_a_gateway_is_logged_only_if_the_gateway_has_open_reservations(
     url: str, caplog: pytest.LogCaptureFixture
 ):
     async with running(url) as [ledger]:

@@ -102,7 +102,7 @@ async def test_concurrent_changes_of_one_key_are_all_applied(store: KeyStore) ->
     assert await store.changes() == 21
 
 
-async def test_rejected_change_of_a_key_changes_nothing(store: KeyStore) -> None:
+async def test_failed_revocation_of_a_key_leaves_the_change_counter_unchanged(store: KeyStore) -> None:
     count_before = await store.changes()
     with pytest.raises(ApiError):
         await store.revoke("nobody")

@@ -11,7 +11,7 @@ from helexa.cortex.ledger.reservation import CLOCK_SKEW_SECS, Lease, grant, over
 HOUR = Window("rolling", 3600)
 
 
-def test_rolling_budget_window_starts_after_the_last_one_and_a_balance_has_window_0():
+def test_rolling_budget_window_starts_when_the_previous_window_has_ended():
     assert window_at(Window(), 0, 5000.5) == 0
     assert window_at(HOUR, 0, 5000.5) == 5000
     assert window_at(HOUR, 5000, 8599.9) == 5000
@@ -27,7 +27,7 @@ def test_lease_takes_fewer_tokens_in_advance_near_the_cap():
     assert grant(-5, [1]) == 0
 
 
-def test_grant_skips_a_reservation_that_does_not_fit():
+def test_grant_skips_reservations_that_exceed_the_remaining_tokens():
     assert grant(100, [90, 50, 10]) == 100
 
 
@@ -36,7 +36,7 @@ def test_tokens_granted_to_leases_are_at_most_the_available_tokens(available: in
     assert 0 <= grant(available, requested) <= max(0, available)
 
 
-def test_lease_admits_only_requests_of_its_window_and_cap():
+def test_lease_covers_only_reservations_within_its_tokens_window_and_cap():
     lease = Lease("key", 1000, HOUR, 4600.0, 100, granted=50, spent=20, reserved=10)
     assert lease.has(holder(100, window=HOUR), 20, 4599.0)
     assert not lease.has(holder(100, window=HOUR), 21, 4599.0)
@@ -75,7 +75,7 @@ def test_over_budget_error_has_retry_after_only_for_a_rolling_window():
     assert over_budget(holder(100, window=HOUR), 60, 40, 4600.0, 4600.0).headers() == {"Retry-After": "1"}
 
 
-def test_gateway_that_commits_nothing_is_dead_after_the_timeout():
+def test_gateway_without_heartbeats_is_declared_dead_after_the_timeout():
     detector = DeadGatewayDetector(10.0)
     assert detector.find_dead([(1, 5), (2, 9)], 100.0) == []
     assert detector.find_dead([(1, 5), (2, 10)], 109.0) == []

@@ -34,7 +34,7 @@ async def test_invitation_is_stored_without_its_token(database: Database) -> Non
     assert (created.node, len(created.networks), created.hint) == ("beast", 2, token.get_secret_value()[:12])
 
 
-async def test_of_concurrent_joins_with_one_invitation_only_one_succeeds(database: Database) -> None:
+async def test_only_one_of_several_concurrent_joins_with_one_invitation_succeeds(database: Database) -> None:
     store = NodeStore(database)
     invitation, _ = await store.invite(60)
     outcomes = await asyncio.gather(

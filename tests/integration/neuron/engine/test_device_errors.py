@@ -90,7 +90,7 @@ def test_injected_fault_happens_at_the_configured_steps(text: str, steps: list[i
     assert [step for step in range(1, 11) if fault.due(step, [])] == steps
 
 
-def test_fault_triggered_by_a_file_happens_once(tmp_path: Path):
+def test_fault_injected_by_a_trigger_file_happens_once(tmp_path: Path):
     fault = Fault.parse(f"exit@file={tmp_path}/now")
     assert not fault.due(1, [])
     (tmp_path / "now").touch()

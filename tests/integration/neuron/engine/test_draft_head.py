@@ -118,7 +118,7 @@ def test_about_half_of_the_drafts_of_a_trained_draft_head_are_accepted(
     assert drafts.accepted > (0.5 if trained.draft is None else 0.4) * drafts.drafted
 
 
-def test_draft_head_changes_no_output_in_any_schedule(trained: Trained) -> None:
+def test_speculation_with_a_draft_head_changes_no_output_in_random_schedules(trained: Trained) -> None:
     runner = load(trained.folder, trained.draft)
     subject = Subject(runner, read_vocabulary(trained.folder, VOCABULARY), [], exact=True)
     counts: Counter[str] = Counter()
@@ -133,7 +133,7 @@ def test_draft_head_changes_no_output_in_any_schedule(trained: Trained) -> None:
     assert counts["cached"]
 
 
-def test_draft_gate_lets_a_trained_draft_head_draft_and_stops_a_random_one(trained: Trained, tmp_path: Path) -> None:
+def test_draft_gate_admits_drafts_of_a_trained_head_and_stops_a_random_head(trained: Trained, tmp_path: Path) -> None:
     folder, draft = trained.folder, trained.draft
     if draft is None:
         folder = tmp_path / "model"

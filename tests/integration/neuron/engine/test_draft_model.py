@@ -74,7 +74,7 @@ def always_drafting(scheduler: Scheduler) -> Passes:
 
 
 @pytest.mark.parametrize("kind", daily(["dense", "hybrid"], MODELS))
-def test_draft_model_changes_no_output_in_any_schedule(kind: str, tmp_path: Path) -> None:
+def test_speculation_with_a_draft_model_changes_no_output_in_random_schedules(kind: str, tmp_path: Path) -> None:
     related_model(tmp_path / "model", **TEXT | MODELS[kind])
     related_model(tmp_path / "draft", seed=1, **DRAFT)
     runner = load_pair(tmp_path / "model", tmp_path / "draft")
@@ -175,7 +175,7 @@ def test_draft_model_is_rejected_with_the_reason_if_it_cannot_be_used(
         load_pair(tmp_path / "model", tmp_path / "model", **options)
 
 
-def test_draft_gate_lets_a_trained_draft_model_draft_and_stops_a_random_one(tmp_path: Path) -> None:
+def test_draft_gate_admits_drafts_of_a_trained_model_and_stops_a_random_model(tmp_path: Path) -> None:
     trained_model(tmp_path / "model", 60, **TEXT | {"model_type": "llama", "num_hidden_layers": 2})
     trained_model(tmp_path / "trained", 60, **DRAFT)
     related_model(tmp_path / "random", **DRAFT)

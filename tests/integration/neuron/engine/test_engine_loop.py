@@ -246,7 +246,7 @@ def test_non_finite_logits_fail_the_request_and_clear_its_pages():
         assert engine.runner.cleared
 
 
-def test_non_finite_logits_end_the_engine_if_a_test_computation_also_fails():
+def test_non_finite_logits_end_the_engine_if_a_probe_step_is_also_non_finite():
     with served(non_finite_for({7, 8})) as engine:
         outputs = engine.generate([1, 7], [3, 8])
         assert [ended(output) for output in outputs.values()] == [("error", False)] * 2

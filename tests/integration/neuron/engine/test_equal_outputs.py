@@ -151,7 +151,7 @@ DAILY = [kind for kind in MODELS if kind != "scaled queries"]
         several=True,
     ),
 )
-def test_output_in_a_random_schedule_equals_the_output_of_the_request_alone(
+def test_output_in_a_random_schedule_equals_the_output_of_a_separate_run(
     kind: str, kernels: str, tmp_path: Path
 ) -> None:
     subject = load(tmp_path, kind, kernels)

@@ -67,7 +67,7 @@ async def test_injected_errors_fail_their_request_and_an_injected_hang_ends_the_
         await client.close()
 
 
-async def test_engine_ends_if_its_device_computes_no_finite_logits(
+async def test_engine_ends_if_every_step_has_non_finite_logits(
     smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject(monkeypatch, "nan@every=1")

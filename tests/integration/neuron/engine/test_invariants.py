@@ -53,13 +53,13 @@ def test_batch_of_eight_generates_the_same_tokens_as_single_prompts(
     assert generate(runner, scheduler_of(runner), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_prompts_read_in_chunks_of_sixteen_tokens_generate_the_same_tokens(
+def test_prefill_chunks_of_16_tokens_do_not_change_the_generated_tokens(
     runner: Runner, expected_tokens: list[list[int]]
 ) -> None:
     assert generate(runner, scheduler_of(runner, max_step_tokens=16), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_preempted_sequences_generate_the_same_tokens(
+def test_preemption_does_not_change_the_generated_tokens(
     runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted = recorded_preemptions(monkeypatch)
@@ -71,7 +71,7 @@ def test_preempted_sequences_generate_the_same_tokens(
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 7}], ids=["plain", "chunked", "preempted"])
-def test_overlapping_steps_generate_the_same_tokens(
+def test_overlapping_steps_do_not_change_the_generated_tokens(
     runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]
 ) -> None:
     scheduler = scheduler_of(runner, **options)  # type: ignore[arg-type]
@@ -84,9 +84,7 @@ def test_output_with_overlapping_steps_ends_at_the_stop_token(runner: Runner, ex
     assert generate(runner, scheduler_of(runner), PROMPTS, TOKENS, stop_ids=[stop], overlap=True) == expected
 
 
-def test_prompts_with_cached_prefixes_generate_the_same_tokens(
-    runner: Runner, expected_tokens: list[list[int]]
-) -> None:
+def test_prefix_cache_hits_do_not_change_the_generated_tokens(runner: Runner, expected_tokens: list[list[int]]) -> None:
     scheduler = scheduler_of(runner)
     long = PROMPTS[-1]
     for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True):
@@ -119,7 +117,7 @@ def test_tokens_sampled_with_a_seed_do_not_depend_on_the_batch(runner: Runner) -
         ),
     ],
 )
-def test_speculative_decoding_generates_the_same_tokens(runner: Runner, sampling: SamplingParams) -> None:
+def test_speculative_decoding_does_not_change_the_generated_tokens(runner: Runner, sampling: SamplingParams) -> None:
     # Two prompts repeat themselves, the third does not.
     prompts = [START * 14, [*PROMPTS[5], *PROMPTS[5]], PROMPTS[3]]
     speculating, plain = scheduler_of(runner), scheduler_of(runner, speculation=False)
@@ -140,7 +138,7 @@ def test_speculative_decoding_generates_the_same_tokens(runner: Runner, sampling
     assert drafted, "no drafts were made"
 
 
-def test_overlapping_steps_with_a_repetition_penalty_generate_the_same_tokens(runner: Runner) -> None:
+def test_overlapping_steps_do_not_change_tokens_with_a_repetition_penalty(runner: Runner) -> None:
     penalty = SamplingParams(temperature=0, repetition_penalty=1.5)
     plain = generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty)
     assert generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty, overlap=True) == plain

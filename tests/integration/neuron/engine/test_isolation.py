@@ -140,7 +140,7 @@ def request(number: int, prompt: list[int], max_tokens: int) -> Generate:
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
-def test_prompt_whose_last_chunk_causes_an_error_fails_alone(hybrid: bool):
+def test_prompt_whose_last_chunk_raises_an_error_fails_no_other_request(hybrid: bool):
     scheduler = scheduler_of(hybrid, pages=200)
     requests = [request(number, [40 + number] * 9, 60) for number in range(3)]
     requests += [request(3, [30] * 200 + [FATAL], 9), request(4, [31] * 200, 9)]
@@ -177,7 +177,7 @@ def test_other_sequences_advance_while_a_failing_long_prompt_is_isolated(hybrid:
     assert longest <= 2 * 5  # each of five suspects runs alone for a step, and a common step follows
 
 
-def test_sequence_suspected_of_a_failed_step_can_be_canceled():
+def test_sequence_can_be_canceled_while_the_engine_isolates_a_failed_step():
     scheduler = scheduler_of(hybrid=False)
     sampling = SamplingParams(temperature=0)
     for number in range(3):

@@ -109,13 +109,13 @@ def test_batch_of_twenty_generates_the_same_tokens_as_single_prompts(
     )
 
 
-def test_prompts_read_in_chunks_of_sixteen_tokens_generate_the_same_tokens(
+def test_prefill_chunks_of_16_tokens_do_not_change_the_generated_tokens(
     native: Runner, expected_tokens: list[list[int]]
 ) -> None:
     assert generate(native, scheduler_of(native, max_step_tokens=16), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_preempted_sequences_generate_the_same_tokens(
+def test_preemption_does_not_change_the_generated_tokens(
     native: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted: list[int] = []
@@ -130,9 +130,7 @@ def test_preempted_sequences_generate_the_same_tokens(
     assert any(length > PAGE_SIZE for length in preempted), "no preempted sequence had a full page to reuse"
 
 
-def test_prompts_with_cached_prefixes_generate_the_same_tokens(
-    native: Runner, expected_tokens: list[list[int]]
-) -> None:
+def test_prefix_cache_hits_do_not_change_the_generated_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
     scheduler, long = scheduler_of(native), PROMPTS[-1]
     assert generate(native, scheduler, PROMPTS, TOKENS) == expected_tokens
     cached = scheduler.queues.cached_tokens

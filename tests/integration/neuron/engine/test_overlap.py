@@ -105,7 +105,7 @@ def test_outputs_with_and_without_overlapping_steps_are_equal(hybrid: bool, page
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
 @pytest.mark.parametrize("seed", range(6))
-def test_failures_and_cancels_with_overlap_do_not_change_other_outputs(
+def test_failed_and_canceled_requests_change_no_output_with_overlapping_steps(
     hybrid: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(device_errors, "_MOST_STRIKES", 100)  # many of the few running requests are bad
@@ -124,7 +124,7 @@ def test_failures_and_cancels_with_overlap_do_not_change_other_outputs(
         assert ahead.tokens[number] == plain.tokens[number][: len(ahead.tokens[number])]
 
 
-def test_sequence_that_ends_at_a_known_length_is_not_computed_one_step_too_far():
+def test_overlapping_steps_compute_no_extra_token_at_a_known_length_limit():
     plain, ahead = Simulation(False), Simulation(True)
     for simulation in (plain, ahead):
         simulation.runner.next_token = lambda tokens: 10
@@ -137,7 +137,7 @@ def test_sequence_that_ends_at_a_known_length_is_not_computed_one_step_too_far()
     assert (len(simulation.tokens[0]), simulation.runner.entries) == (7, 7)
 
 
-def test_request_with_non_finite_logits_fails_alone_beside_one_that_has_just_ended():
+def test_request_with_non_finite_logits_fails_no_request_that_has_just_ended():
     simulation = Simulation(True)
     simulation.runner.next_token = lambda tokens: STOP if len(tokens) > 1 else 10
     simulation.scheduler.add(Sequence(Generate(id=0, prompt=[20], max_tokens=9, sampling=GREEDY, stop_ids=[STOP])))
@@ -186,7 +186,7 @@ def embedding(number: int, computed: int, pooling: Pooling) -> Sequence:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
-def test_canceled_sequence_in_a_batch_does_not_change_the_embedding_of_another(pooling: Pooling):
+def test_canceling_a_sequence_does_not_change_the_embedding_of_another_sequence(pooling: Pooling):
     """The step in flight has hidden states of both sequences, also of the canceled one."""
     canceled, remaining = embedding(0, 3, pooling), embedding(1, 0, pooling)
     plan = [PlanEntry(canceled, 3), PlanEntry(remaining, 6)]
@@ -215,7 +215,7 @@ def test_step_launched_after_a_failed_step_is_computed_again():
     assert simulation.scheduler.queues.cached_tokens > 0
 
 
-def test_steps_overlap_only_where_no_drafts_are_possible():
+def test_steps_overlap_only_if_no_sequence_can_have_drafts():
     repeating = Generate(id=0, prompt=[20, 21, 22, 23, 24, 25] * 4, max_tokens=40, sampling=GREEDY)
     simulation = Simulation(True, speculation=True, max_step_tokens=64)
     simulation.runner.next_token = lambda tokens: tokens[-6]
@@ -227,7 +227,7 @@ def test_steps_overlap_only_where_no_drafts_are_possible():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_may_draft_is_true_whenever_a_draft_follows(seed: int):
+def test_function_may_draft_is_true_for_every_text_that_gets_a_draft(seed: int):
     chance = random.Random(seed)
     outcomes: Counter[bool] = Counter()
     for _ in range(300):
@@ -242,7 +242,7 @@ def test_may_draft_is_true_whenever_a_draft_follows(seed: int):
     assert min(outcomes.values()) > 10
 
 
-def test_may_draft_requires_a_longer_match_after_rejected_drafts():
+def test_function_may_draft_requires_a_longer_match_after_rejected_drafts():
     tokens = [*range(20), 5, 6, 7]
     drafter = Drafter(tokens)
     assert drafter.may_draft

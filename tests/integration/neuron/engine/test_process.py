@@ -92,7 +92,9 @@ async def test_after_canceling_half_of_many_streams_all_pages_are_free(any_clien
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_cancel_frees_all_pages_in_one_step(client: EngineClient, monkeypatch: pytest.MonkeyPatch):
+async def test_cancel_of_a_request_frees_all_its_pages_within_one_step(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+):
     reports: list[StepReport] = []
     original = EngineClient._take
 

@@ -58,7 +58,7 @@ def load(folder: Path, device: str = "cpu") -> Runner:
     return load_once(folder, EngineOptions(device=device, kv_cache_mb=1))
 
 
-def test_checkpoint_of_these_tests_loads_without_an_error(tmp_path: Path) -> None:
+def test_generated_test_checkpoint_loads_without_an_error(tmp_path: Path) -> None:
     assert load(write(tmp_path)).facts.vocab_size == 48
 
 

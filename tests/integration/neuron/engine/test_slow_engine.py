@@ -68,7 +68,7 @@ async def test_stalled_kernel_ends_the_engine_before_the_configured_limit(
         assert f"({function}+" in caplog.text
 
 
-def test_step_in_torch_counts_progress_for_the_watchdog_at_every_layer(runner: Runner):
+def test_heartbeat_count_increases_at_every_layer_of_a_step_in_torch(runner: Runner):
     request = Generate(id=1, prompt=FRANCE, max_tokens=1, sampling=GREEDY)
     plan = [PlanEntry(Sequence(request, pages=[0], slot=0), len(FRANCE))]
     initial = heartbeat._Engine.counts[0]

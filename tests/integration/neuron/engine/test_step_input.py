@@ -172,7 +172,7 @@ def test_serialized_step_that_is_damaged_or_invalid_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_embeddings_in_a_step_replace_those_of_its_tokens(model: Path, kernels: str) -> None:
+def test_embeddings_passed_in_a_step_replace_the_embeddings_of_its_token_ids(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     tokens = [3, 9, 27, 81, 243]
     step = one_prompt(tokens)
@@ -192,7 +192,7 @@ def one_prompt(tokens: list[int]) -> StepInput:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_equal_positions_on_three_axes_give_the_logits_of_plain_positions(model: Path, kernels: str) -> None:
+def test_equal_positions_on_three_rope_axes_give_the_logits_of_one_axis(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     step = one_prompt([3, 9, 27, 81, 243])
     expected = runner.logits_of(step).clone()

@@ -173,7 +173,7 @@ def test_device_whose_memory_cannot_be_read_is_listed_with_0_mb(monkeypatch: pyt
     assert [device.vram_total_mb for device in accelerators.accelerators().devices] == [0, 8192]
 
 
-def test_device_whose_memory_cannot_be_read_is_assumed_to_have_that_of_the_host(
+def test_gpu_with_unreadable_memory_counts_with_the_free_memory_of_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))

@@ -25,7 +25,7 @@ def own(folder: Path, group: str, controllers: str = "") -> Path:
 @pytest.mark.parametrize(
     ("service", "slice_", "total"), [(GIB, "max", GIB), ("max", GIB, GIB), (GIB, GIB // 2, GIB // 2)]
 )
-def test_smallest_memory_limit_of_the_control_group_hierarchy_applies(
+def test_lowest_free_memory_of_a_control_group_and_its_parents_is_reported(
     service: int | str, slice_: int | str, total: int, tmp_path: Path
 ) -> None:
     state(tmp_path / "system.slice" / "node.service", service, GIB // 4)

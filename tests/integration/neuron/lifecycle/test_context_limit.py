@@ -47,7 +47,7 @@ def limit(engine: EngineProperties, missing: int = 0, rate: float = 0.0, **setti
         (engine_facts(8192), {}, {"max_prompt_tokens": 30000}, 8192),
     ],
 )
-def test_context_limit_is_the_smallest_of_its_bounds(
+def test_context_limit_is_the_minimum_of_all_limits_that_apply(
     engine: EngineProperties, measurements: dict, settings: dict, expected: int
 ) -> None:
     assert limit(engine, **measurements, **settings).context == expected
@@ -65,7 +65,7 @@ def test_quarter_of_the_context_up_to_8192_tokens_is_reserved_for_output() -> No
     st.builds(Measurements, st.integers(0, 10**8), st.floats(0, 10**5)),
     st.builds(ContextLimitConfig, enabled=st.booleans(), max_prompt_tokens=st.integers(0, 10**6)),
 )
-def test_context_limit_never_exceeds_one_of_its_bounds(
+def test_context_limit_stays_within_all_limits_for_random_measurements(
     engine: EngineProperties, measurements: Measurements, settings: ContextLimitConfig
 ) -> None:
     result = context_limit(engine, measurements, settings)
@@ -86,7 +86,7 @@ def test_former_variable_neuron_max_prompt_tokens_limits_prompts() -> None:
     assert config.harness.torch.context_limit.max_prompt_tokens == 16384
 
 
-def test_steady_prefill_rate_rises_at_once_and_falls_only_after_a_hold_time() -> None:
+def test_held_prefill_rate_rises_immediately_and_falls_after_the_hold_time() -> None:
     now = 0.0
     rate = SteadyRate(100.0, lambda: now)
 
@@ -108,7 +108,7 @@ def test_steady_prefill_rate_rises_at_once_and_falls_only_after_a_hold_time() ->
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(1, 1000)), max_size=60))
-def test_steady_prefill_rate_is_held_for_the_hold_time_before_it_falls(steps: list[tuple[float, float]]) -> None:
+def test_held_prefill_rate_never_falls_before_the_hold_time_for_random_rates(steps: list[tuple[float, float]]) -> None:
     now = 0.0
     rate = SteadyRate(10.0, lambda: now)
     changes = [(0.0, 10.0)]

@@ -139,7 +139,7 @@ async def test_first_default_model_that_loads_uses_the_standby_process(tmp_path:
     assert not children[0].alive
 
 
-async def test_next_default_model_is_loaded_after_a_permanent_failure_of_one(registry: Registry, tmp_path: Path):
+async def test_next_default_model_is_loaded_if_one_fails_permanently(registry: Registry, tmp_path: Path):
     specs = [spec_of(make_model(tmp_path, "bad-file"), "org/bad"), spec_of(make_model(tmp_path), "org/good")]
     sleeps = Sleeps()
     activation = Activation(registry, specs, sleep=sleeps)

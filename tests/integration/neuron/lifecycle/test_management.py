@@ -136,7 +136,7 @@ async def test_clear_of_the_prefix_cache_deletes_saved_prompts_of_a_quarantined_
     assert saved_prompts() == []
 
 
-async def test_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path):
+async def test_model_can_be_loaded_described_and_unloaded_through_the_management_api(node: Node, tmp_path: Path):
     assert await node.load(make_model(tmp_path)) == (200, {"status": "loaded"})
     _, (model,) = await node.get("/models")
     assert model == {
@@ -428,7 +428,7 @@ async def test_second_signal_stops_the_node_at_once_and_leaves_no_child_processe
     assert left == []
 
 
-def test_help_imports_nothing_heavy():
+def test_option_help_imports_no_slow_modules():
     script = (
         "import sys\n"
         "from helexa.neuron.cli import app\n"

@@ -169,7 +169,7 @@ async def test_concurrent_loads_of_one_model_start_one_engine(registry: Registry
 
 
 @pytest.mark.parametrize(("requested", "reported"), [("Q4_K_M", "q4k"), ("q8", "q8_0"), ("auto", "auto"), (None, None)])
-async def test_checkpoint_is_quantized_as_requested(
+async def test_load_request_with_a_quantization_reports_the_applied_quantization(
     registry: Registry, tmp_path: Path, requested: str | None, reported: str | None
 ):
     model = await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": requested}))
@@ -316,7 +316,7 @@ async def test_load_that_hangs_in_reading_files_can_be_canceled(
     responds.set()
 
 
-async def test_engine_loads_while_the_tokenizer_is_read(
+async def test_engine_process_loads_weights_while_the_tokenizer_is_read(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     loading, read = threading.Event(), model_loader.text_of
@@ -370,7 +370,7 @@ async def test_closing_the_registry_ends_running_loads_and_engines(registry: Reg
 # --- load figures
 
 
-async def test_model_reports_its_running_requests_counters_and_saved_prompts(registry: Registry, tmp_path: Path):
+async def test_model_report_has_running_requests_counters_and_saved_prompts(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
     async with AsyncExitStack() as seats:
         for _ in range(2):

@@ -33,7 +33,7 @@ def no_logging_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helexa.neuron.app.logs.configure", lambda *_: None)  # replaces pytest's handler
 
 
-def test_reload_applies_some_settings_and_logs_that_others_wait_for_a_restart(
+def test_reload_applies_changed_settings_or_logs_that_they_need_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

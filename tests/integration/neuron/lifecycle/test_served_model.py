@@ -69,7 +69,7 @@ async def test_requests_to_a_dead_engine_are_rejected() -> None:
     assert (refused.value.status, refused.value.retry_after) == (503, 5)
 
 
-def test_context_limit_shrinks_to_0_if_memory_for_the_kv_cache_is_missing() -> None:
+def test_context_limit_shrinks_to_0_with_missing_kv_cache_memory() -> None:
     model = scripted_model(answer("x"))
     pages = model.engine.ready.kv_pages
     engine_of(model).missing_bytes = pages - 8  # a page has one byte

@@ -132,7 +132,7 @@ async def test_idle_model_ends_its_engine_and_answers_the_next_request(tmp_path:
         assert registry.events["sleeps"] >= 2 and registry.events["wakes"] == 2 and registry.events["loads"] == 1
 
 
-async def test_model_never_sleeps_by_default_or_if_its_load_request_says_so(tmp_path: Path):
+async def test_model_sleeps_only_if_the_node_or_its_load_request_sets_an_idle_time(tmp_path: Path):
     path = make_model(tmp_path)
     async with node(0.0) as registry:
         await load(registry, path)
@@ -204,7 +204,7 @@ async def test_sleeping_model_tokenizes_in_a_process_that_ends_afterwards(idle_s
         await until(lambda: not started())
 
 
-async def test_while_models_sleep_one_standby_engine_process_waits(tmp_path: Path):
+async def test_one_standby_engine_process_waits_while_any_model_sleeps(tmp_path: Path):
     async with node(60) as registry:
         path = make_model(tmp_path)
         for model in ("org/one", "org/two"):
@@ -257,7 +257,7 @@ async def test_standby_engine_process_is_available_after_a_failed_load(tmp_path:
         assert engines() == waiting
 
 
-async def test_idle_timer_of_a_model_runs_once_and_ends_when_the_model_is_unloaded(tmp_path: Path):
+async def test_idle_timer_of_a_model_is_started_once_and_ends_at_unload(tmp_path: Path):
     pauses: list[asyncio.Event] = []
 
     async def sleep(_seconds: float) -> None:
@@ -442,7 +442,7 @@ async def test_pinned_model_is_not_put_to_sleep_for_a_model_that_wakes(tmp_path:
         assert await ask(registry, 3, "org/first") == 3
 
 
-async def test_requests_get_an_answer_whenever_models_sleep_wake_or_crash(tmp_path: Path):
+async def test_requests_are_answered_while_models_randomly_sleep_wake_or_crash(tmp_path: Path):
     """Sleep, wake, kills and requests at random moments."""
     moments = random.Random(20261128)
     path = make_model(tmp_path)
@@ -474,7 +474,7 @@ async def test_requests_get_an_answer_whenever_models_sleep_wake_or_crash(tmp_pa
         await until(lambda: len(engines()) == 1)  # the process that waits for the next wake
 
 
-async def test_two_models_that_wake_by_turns_reread_their_prompts_from_disk(
+async def test_two_alternately_woken_models_reread_their_prompts_from_disk(
     smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Real engines, and memory for one of them: the second turn of a conversation reads its pages from disk."""

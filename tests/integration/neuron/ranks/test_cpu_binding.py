@@ -59,7 +59,7 @@ def test_all_threads_of_a_rank_are_bound_to_its_numa_node(tmp_path: Path, rank: 
     assert bound_process(folder, rank, 2) == [[sorted(halves[rank])], physical_cores(halves[rank]), 3]
 
 
-def test_threads_are_bound_only_with_several_ranks_on_several_numa_nodes(tmp_path: Path) -> None:
+def test_threads_are_not_bound_with_one_rank_or_without_numa_nodes(tmp_path: Path) -> None:
     folder, _ = two_nodes_of_this_machine(tmp_path)
     everywhere = [sorted(os.sched_getaffinity(0))]
     assert bound_process(folder, 0, ranks=1) == [everywhere, physical_cores(), 3]

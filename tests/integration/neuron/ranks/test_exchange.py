@@ -60,7 +60,7 @@ def test_sum_over_ranks_adds_in_rank_order_and_rounds_once(rows: int, dtype: tor
         assert torch.equal(total, ((first + second) + third).to(dtype))
 
 
-def test_exchange_of_zero_rows_returns_without_other_ranks(tmp_path: Path) -> None:
+def test_gather_of_zero_rows_returns_although_no_other_rank_joins(tmp_path: Path) -> None:
     def run(rank: int, exchange: Distributed) -> Tensor:
         return exchange.gather(torch.zeros(0, 16), Shares.split(32, 2, rank)) if rank else torch.zeros(0, 32)
 

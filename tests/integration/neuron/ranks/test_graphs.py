@@ -106,7 +106,7 @@ def test_device_error_of_a_rank_fails_the_graph_capture(model: Path, monkeypatch
         runner.warm_up()
 
 
-def test_ranks_allocate_their_cache_anew_after_memory_was_measured(model: Path) -> None:
+def test_tokens_of_two_ranks_are_unchanged_after_the_kv_cache_is_reallocated(model: Path) -> None:
     options = EngineOptions(tensor_parallel=2, **OPTIONS)
     with two_ranks(model) as runner:
         expected = tokens_of(runner)

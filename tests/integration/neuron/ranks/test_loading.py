@@ -62,7 +62,7 @@ def test_ranks_that_load_gguf_files_give_the_logits_of_one_rank(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
-def test_ranks_that_quantize_only_their_part_give_the_logits_of_one_rank(name: str, tmp_path: Path) -> None:
+def test_quantization_at_load_on_two_ranks_gives_the_logits_of_one_rank(name: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, seed=3, **MODELS[name] | WIDE | EXPERTS | HEADS)
     expected, expected_tokens = logits_and_tokens(tmp_path, quant="q4k")
     logits, tokens = logits_and_tokens(tmp_path, quant="q4k", tensor_parallel=2)
@@ -85,7 +85,7 @@ def test_logits_of_quantized_weights_with_partial_sums_are_close_to_those_of_one
     torch.testing.assert_close(logits[::STEPS], expected[::STEPS], rtol=0, atol=0.02 * float(expected.std()))
 
 
-def test_ranks_with_square_quantized_experts_give_the_logits_of_one_rank(tmp_path: Path) -> None:
+def test_two_ranks_with_square_quantized_experts_give_the_logits_of_one_rank(tmp_path: Path) -> None:
     """The experts of gpt-oss-20b are square, so that their shape does not tell whether they are transposed."""
     tiny_model(tmp_path, seed=3, **MODELS["gpt_oss"] | {"hidden_size": 96, "intermediate_size": 96})
     quantize_experts(tmp_path)

@@ -389,7 +389,7 @@ async def test_reasoning_that_the_model_reopens_after_its_budget_is_closed_again
         assert node.engine.open_streams == 0
 
 
-async def test_thinking_budget_that_is_not_reached_changes_nothing() -> None:
+async def test_thinking_budget_that_is_not_reached_does_not_change_the_answer() -> None:
     async with serve(answer("Hm.</think>Yes."), AGENT_TEMPLATE) as node:
         message = (await both(node, {**CHAT, "thinking_budget": 11}))["choice"]["message"]
         assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")

@@ -110,7 +110,7 @@ async def test_later_answers_to_a_prompt_begin_after_the_prefill_of_the_first() 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_several_answers_are_served_one_by_one_if_only_one_slot_is_free(stream: bool) -> None:
+async def test_several_answers_run_one_after_another_if_only_one_slot_is_free(stream: bool) -> None:
     async with serve(by_number) as node:
         node.model.admission = Admission(AdmissionConfig(max_in_flight=1), node.engine)
         if stream:
@@ -173,7 +173,7 @@ async def test_final_rejection_of_a_later_answer_fails_the_request() -> None:
         assert node.engine.open_streams == 0
 
 
-async def test_grammar_that_cannot_be_used_is_a_400() -> None:
+async def test_request_with_an_unusable_grammar_is_a_400() -> None:
     async with serve(lambda request, say: fail(say)) as node:
         assert await node.error("/v1/completions", {**TEXT}) == (400, "invalid_grammar", "it is too large")
 

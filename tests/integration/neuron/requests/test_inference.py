@@ -39,7 +39,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
 
 
-async def test_run_yields_started_then_text_then_finished(caplog: pytest.LogCaptureFixture) -> None:
+async def test_inference_yields_started_then_text_then_finished_events(caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(answer("Grüße, 🦊!"))
     events = await events_of(model, [1, 2, 3])
     assert events[0] == Started(3)
@@ -75,7 +75,7 @@ async def test_cached_tokens_are_reported_for_an_answer_that_a_stop_string_ended
     assert events[-1].cached_tokens == 2
 
 
-async def test_principal_reaches_the_engine_as_the_salt() -> None:
+async def test_principal_is_sent_to_the_engine_as_the_prefix_cache_salt() -> None:
     model = scripted_model(answer("x"))
     async with aclosing(run(model, [[1]], request(), principal="s")) as events:
         assert isinstance([event async for event in events][-1], Finished)

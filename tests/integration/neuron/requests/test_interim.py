@@ -154,7 +154,9 @@ async def test_no_timer_for_interim_responses_runs_without_a_valid_header(
 
 
 @pytest.mark.parametrize(("header_value", "secs"), [(b"0", 1), (b"15", 15), (b"999999", 300), (b"9999999", None)])
-def test_interval_of_interim_responses_is_bounded(header_value: bytes, secs: int | None) -> None:
+def test_requested_interval_of_interim_responses_is_limited_to_its_bounds(
+    header_value: bytes, secs: int | None
+) -> None:
     headers = [(middleware.INTERIM_HEADER, header_value)]
     scope = {"headers": headers, "client": ("a", 1), "extensions": {"helexa.interim": print}}
     assert middleware.interval_secs(scope) == secs

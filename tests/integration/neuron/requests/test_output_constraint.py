@@ -104,7 +104,7 @@ async def test_grammar_of_structured_output_begins_after_the_reasoning() -> None
     assert not accepts(request.grammar, ANIMAL) and not accepts(request.grammar, "Hm.</think>So " + ANIMAL)
 
 
-async def test_grammar_allows_reasoning_before_the_output_if_the_model_may_open_it() -> None:
+async def test_grammar_allows_reasoning_first_only_if_the_template_lets_the_model_reason() -> None:
     hybrid = AGENT_TEMPLATE.replace(
         "{% if enable_thinking %}<think>\n", "{% if not enable_thinking %}<think>\n</think>\n"
     )
@@ -119,7 +119,7 @@ async def test_grammar_allows_reasoning_before_the_output_if_the_model_may_open_
     assert not accepts(request.grammar, "<think>Hm.</think>" + ANIMAL)
 
 
-async def test_grammar_after_reasoning_was_ended_at_its_budget_allows_no_more_reasoning() -> None:
+async def test_grammar_after_the_thinking_budget_is_spent_allows_no_more_reasoning() -> None:
     async def script(request: Generate, say: Say) -> None:
         await answer("x" if TOKENIZER.decode(request.prompt).endswith("</think>\n\n") else "Hm, so.")(request, say)
 
@@ -312,7 +312,7 @@ async def test_three_answers_of_a_real_model_have_their_own_text_and_log_probabi
     )
 
 
-async def test_grammar_can_be_used_after_the_request_that_started_its_check_was_canceled() -> None:
+async def test_grammar_is_usable_after_the_first_request_that_checked_it_was_canceled() -> None:
     model = scripted_model(answer("x"), template=AGENT_TEMPLATE)
     chat = ChatRequest.from_value({**CHAT, "guided_regex": "[a-z]+"})
     checking = asyncio.create_task(converse(model, chat, ""))

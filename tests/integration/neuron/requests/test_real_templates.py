@@ -243,7 +243,7 @@ async def test_reasoning_in_harmony_format_is_ended_at_the_thinking_budget(templ
             assert (message["reasoning_content"], message["content"]) == (thoughts, text or None)
 
 
-async def test_harmony_answer_may_be_a_tool_call_or_text_after_the_reasoning_was_ended(
+async def test_harmony_grammar_allows_a_tool_call_or_text_after_reasoning_was_ended(
     templates: dict[str, str],
 ) -> None:
     tokenizer = byte_tokenizer(*HARMONY)

@@ -96,7 +96,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-def test_limits_of_the_response_store_are_never_exceeded(steps: list[tuple[str, int, str, int]]) -> None:
+def test_response_store_never_exceeds_its_limits_for_random_operations(steps: list[tuple[str, int, str, int]]) -> None:
     clock = Clock()
     store = new_store(entries=7, secs=20, clock=clock)
     put: list[tuple[str, str]] = []

@@ -105,7 +105,7 @@ async def test_engine_gets_the_rendered_conversation_and_the_sampling_parameters
         assert (sampling.repetition_penalty, sampling.seed, sampling.logit_bias) == (1.1, 7, {5: -100})
 
 
-async def test_null_fields_count_as_absent_and_the_role_developer_as_system() -> None:
+async def test_null_fields_are_ignored_and_role_developer_becomes_system() -> None:
     nulls = dict.fromkeys(["max_tokens", "temperature", "stop", "stream", "tools", "seed", "logit_bias", "n", "top_p"])
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": "y", "name": None}]
     async with serve(answer("ok")) as node:
@@ -137,7 +137,7 @@ async def test_usage_with_and_without_streaming_includes_cached_tokens(path: str
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
-async def test_prefix_cache_salt_follows_from_account_and_key_headers_only_if_both_are_set(
+async def test_prefix_cache_salt_is_set_only_if_account_and_key_headers_are_present(
     path: str, body: dict[str, Any]
 ) -> None:
     async def salt_of(node: Node, headers: dict[str, str]) -> str:
@@ -207,7 +207,7 @@ async def test_openai_client_reads_a_text_completion_stream() -> None:
 
 
 @pytest.mark.parametrize("stop", ["three", ["zzz", "three"]])
-async def test_stop_strings_end_streams_and_complete_responses(stop: object) -> None:
+async def test_stop_strings_end_streamed_and_non_streaming_answers(stop: object) -> None:
     async with serve(endless("one two three")) as node:
         *data, _ = await node.events("/v1/chat/completions", {**CHAT, "stop": stop})
         chunks = [ChatCompletionChunk.model_validate_json(event) for event in data]
@@ -281,7 +281,7 @@ async def test_disconnect_cancels_the_request_in_the_engine(
     assert "client_gone=True" in line and "finish_reason=cancelled" in line
 
 
-async def test_disconnect_of_a_client_that_does_not_read_cancels_its_request() -> None:
+async def test_disconnect_of_a_client_that_reads_nothing_cancels_its_request() -> None:
     flooded = asyncio.Event()
 
     async def flood(request: object, say: Any) -> None:

@@ -48,7 +48,7 @@ async def test_request_as_sent_by_lm_eval_gets_the_log_probability_of_every_toke
     assert logprobs["text_offset"] == [0, 1, 2, 2]  # control tokens have no text
 
 
-async def test_streamed_completion_has_the_same_log_probabilities() -> None:
+async def test_streamed_completion_has_the_log_probabilities_of_a_complete_answer() -> None:
     fields = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2}
     async with serve(scoring) as node:
         (complete,) = await choices(node, **fields)
@@ -82,7 +82,7 @@ async def test_prompt_that_fills_the_whole_context_can_be_scored() -> None:
     [["one", "three"], [TOKENIZER.encode("one"), TOKENIZER.encode("three")], ["one", TOKENIZER.encode("three")]],
 )
 @pytest.mark.parametrize("n", [1, 2])
-async def test_answers_to_several_prompts_are_in_order(prompts: list[Any], n: int) -> None:
+async def test_answers_to_a_list_of_prompts_have_the_order_of_the_prompts(prompts: list[Any], n: int) -> None:
     async def repeat(request: Generate, say: Say) -> None:
         await answer(TOKENIZER.decode(request.prompt).upper())(request, say)
 

@@ -95,7 +95,7 @@ async def test_openai_client_reads_responses_and_streams(node: Node) -> None:
         assert (await stream.get_final_response()).output_text == text == "Grüße 🦊"
 
 
-async def test_openai_client_reads_reasoning_and_calls() -> None:
+async def test_openai_client_reads_reasoning_and_function_calls_of_responses() -> None:
     """The client checks the order of a stream's events itself."""
     events: list[InferenceEvent] = [
         Started(prompt_tokens=3),
@@ -219,7 +219,7 @@ async def test_one_response_can_contain_reasoning_text_and_a_function_call(strea
     assert response.usage.output_tokens_details.reasoning_tokens == len("hm</think>")
 
 
-async def test_chat_template_decides_about_reasoning_unless_the_request_does() -> None:
+async def test_chat_template_default_controls_reasoning_unless_the_request_sets_effort() -> None:
     async with serve(answer("x"), AGENT_TEMPLATE + "{% if enable_thinking is defined %}said{% endif %}") as node:
         await complete_response(node)
         await complete_response(node, reasoning={"effort": "none"})

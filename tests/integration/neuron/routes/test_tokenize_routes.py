@@ -80,14 +80,14 @@ async def test_token_count_with_tools_and_thinking_equals_the_prompt_tokens_of_a
             assert f"'properties': {{}}}}}}}}]{thinks}" in TOKENIZER.decode(reply["tokens"])
 
 
-async def test_tokenize_rejects_tools_that_the_template_ignores_as_a_chat_does() -> None:
+async def test_tokenize_and_chat_reject_tools_that_the_template_ignores() -> None:
     async with serve("{{ messages[0].content }}") as post:
         replies = [await post(path, messages=[HI], tools=[TOOL]) for path in ("/tokenize", "/v1/chat/completions")]
         assert replies[0] == replies[1]
         assert replies[0][0] == 400
 
 
-async def test_tokenize_renders_the_final_message_open_if_continue_final_message_is_true() -> None:
+async def test_tokenize_leaves_the_final_message_open_with_continue_final_message() -> None:
     async with serve() as post:
         _, plain = await post("/tokenize", messages=[HI], add_generation_prompt=False)
         assert TOKENIZER.decode(plain["tokens"], skip_special=False) == "<|im_start|>user\nGrüße<|im_end|>\n"

@@ -65,7 +65,7 @@ async def response(node: Node, limit: int) -> Answer:
 
 
 @pytest.mark.parametrize("format_name", daily({*FORMATS} - SIMILAR_FORMATS, FORMATS))
-async def test_tool_calls_cut_off_or_damaged_anywhere_are_returned_as_valid_calls_or_text(format_name: str) -> None:
+async def test_cut_off_or_damaged_tool_calls_become_valid_calls_or_text(format_name: str) -> None:
     known, random = TOOL_CALL_FORMATS[PARSERS.get(format_name, format_name)], Random(format_name)
     tokenizer = byte_tokenizer(*sorted(known.markers))
     text = ""

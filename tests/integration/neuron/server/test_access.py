@@ -178,7 +178,7 @@ async def test_request_by_which_a_gateway_checks_for_a_key_is_not_logged_as_a_wa
     )
 
 
-async def test_without_the_nodes_key_only_the_health_endpoint_is_served(tmp_path: Path) -> None:
+async def test_node_that_requires_a_key_serves_only_health_without_the_key(tmp_path: Path) -> None:
     async with running({"NEURON_API_KEY": "secret-1"}) as node:
         for headers in ({}, {"authorization": "Bearer secret-2"}, {"authorization": "Basic secret-1"}):
             assert await unload(node, **headers) == (401, "invalid_api_key")
@@ -222,7 +222,7 @@ async def test_gateway_loads_uses_and_unloads_a_model_on_a_node_with_default_set
 
 
 @on_shared_node
-async def test_request_of_a_web_page_that_the_gateway_allows_reaches_the_node(node: Node) -> None:
+async def test_request_from_an_origin_allowed_by_the_gateway_reaches_the_node(node: Node) -> None:
     browser = {"origin": PAGE, "sec-fetch-site": "cross-site"}
     assert await completion_through_a_gateway(node, gateway={"cors_origins": [PAGE]}, headers=browser) == 200
 

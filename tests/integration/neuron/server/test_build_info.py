@@ -34,7 +34,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_checkout_reports_its_commit_and_whether_files_changed(checkout: Path) -> None:
+def test_build_info_of_a_checkout_has_its_commit_and_whether_files_changed(checkout: Path) -> None:
     facts = build_facts()
     assert len(facts["git_sha_long"]) == 40
     assert facts["git_sha_long"].startswith(facts["git_sha"])

@@ -67,7 +67,7 @@ def monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Health
     return partial(HealthMonitor, node.app.state.registry, node.app.state.activation)
 
 
-async def test_health_keeps_the_last_value_if_reading_memory_or_devices_fails(
+async def test_health_keeps_the_last_reading_if_memory_or_devices_cannot_be_read(
     monitor: Callable[..., HealthMonitor],
 ) -> None:
     memories = iter([(1000 << 20, 2000 << 20), (0, 0), OSError("gone"), (900 << 20, 2000 << 20)])
@@ -102,7 +102,7 @@ async def test_free_memory_of_zero_is_reported_as_zero(monitor: Callable[..., He
     reading.cancel()
 
 
-async def test_blocked_driver_delays_neither_health_reports_nor_memory_readings(
+async def test_blocked_gpu_driver_delays_neither_health_nor_host_memory_readings(
     monitor: Callable[..., HealthMonitor],
 ) -> None:
     stuck, goes_on = threading.Event(), threading.Event()

@@ -47,7 +47,7 @@ def test_messages_that_were_cleared_or_summarized_are_not_sent_to_the_model():
     assert visible([a, Summary("s", "all"), Cleared("x")]) == []
 
 
-def test_visible_history_has_one_result_for_each_tool_call():
+def test_history_sent_to_the_model_has_one_result_for_each_tool_call():
     unmatched, matched = ToolResult("lost", "x"), ToolResult("2", "y")
     view = visible(
         [

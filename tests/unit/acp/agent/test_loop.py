@@ -24,7 +24,7 @@ every_api = pytest.mark.parametrize("api", APIS)
 
 
 @every_api
-async def test_round_of_the_agent_loop_emits_events_and_is_stored(stage, api):
+async def test_agent_loop_emits_the_events_of_a_round_and_stores_its_messages(stage, api):
     look = Say("I look.", thought="hm", calls=(Call("read_file", {"path": "a.txt"}), Call("list_dir", {"path": "."})))
     async with ScriptedEndpoint(look, Say("It says hi.", tokens=(300, 20))) as endpoint:
         actor = await stage(endpoint, wire_api=api)

@@ -67,7 +67,7 @@ def test_additional_folders_of_a_session_are_accessible(tree: Path) -> None:
     assert boundary.folders == [tree / "project", tree / "outside"]
 
 
-def test_resolved_path_keeps_the_spelling_of_the_client(tree: Path) -> None:
+def test_resolved_path_keeps_symbolic_links_of_the_clients_path(tree: Path) -> None:
     (tree / "spelt").symlink_to("project")
     resolved = Boundary(tree / "spelt").resolve("src/way-up/src/a.py")
     assert resolved.path == tree / "spelt/src/a.py"
@@ -108,14 +108,14 @@ def test_path_with_a_tilde_resolves_if_the_home_folder_is_the_project(
         *(".config/helexa-acp/config.toml", ".local/share/helexa-acp/preferences.json", ".config/fish/config.fish"),
     ],
 )
-def test_file_whose_contents_run_later_needs_permission_to_be_written(tree: Path, path: str) -> None:
+def test_writing_a_file_that_is_executed_later_needs_permission(tree: Path, path: str) -> None:
     assert Boundary(tree).resolve(path).guarded
 
 
 @pytest.mark.parametrize(
     "path", ["a.py", "src/login", ".gitignore", ".github/README.md", "deploy/systemd/a.service", "profile", "fish/a.py"]
 )
-def test_ordinary_file_needs_no_special_permission_to_be_written(tree: Path, path: str) -> None:
+def test_writing_an_ordinary_file_needs_no_special_permission(tree: Path, path: str) -> None:
     assert not Boundary(tree).resolve(path).guarded
 
 

@@ -210,7 +210,7 @@ async def test_files_and_commands_use_this_machine_if_the_client_lacks_the_capab
     assert isinstance(open_host(silent, "s1"), LocalHost)
 
 
-async def test_plan_files_of_the_agent_are_local_files_even_if_the_client_writes_files(tmp_path: Path) -> None:
+async def test_plan_files_are_written_locally_even_if_the_client_can_write_files(tmp_path: Path) -> None:
     client = FakeClient()
     host = open_host(client, "s1", private=[tmp_path / "plans"])
     await host.write_text(tmp_path / "plans/plan.md", "1. think")

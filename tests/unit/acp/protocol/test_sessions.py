@@ -166,7 +166,7 @@ async def test_closed_session_can_be_resumed_and_a_deleted_one_cannot(editor: Ed
         await editor.request("session/close", sessionId=session)
 
 
-async def test_session_mode_and_config_options_stay_consistent(editor: Editor, work: Path):
+async def test_changes_of_session_mode_and_config_option_mode_update_each_other(editor: Editor, work: Path):
     session = await editor.new(work)
     result = await editor.request("session/set_config_option", sessionId=session, configId="mode", value="plan")
     assert {option["id"]: option["currentValue"] for option in result["configOptions"]}["mode"] == "plan"

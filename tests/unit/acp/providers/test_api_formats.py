@@ -298,7 +298,7 @@ async def test_valid_tool_call_in_text_is_extracted_and_a_quoted_one_is_not():
         assert (await ask(model))[2] == [("call_3_0", "read_file", '{"path": "b"}')]
 
 
-async def test_setting_tool_calls_forces_tools_as_text_or_native_tools():
+async def test_setting_tool_calls_selects_native_tools_or_tools_as_text():
     refused = Reject(400, {"error": {"message": "tools are not supported"}})
     async with ScriptedEndpoint(Say("a"), refused) as endpoint:
         async with provider(endpoint, tool_calls="text") as model:

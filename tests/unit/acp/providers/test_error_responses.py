@@ -90,5 +90,5 @@ def test_error_message_names_the_endpoint_quotes_the_server_and_hides_secrets():
 @pytest.mark.parametrize(
     "body", [None, 5, [], [5], {"error": None}, {"error": {"message": 5, "code": {}}}, "", "[" * 9]
 )
-def test_any_error_body_is_read_without_an_exception(body):
+def test_arbitrary_error_body_is_classified_without_an_exception(body):
     assert read(400, body).kind == "invalid"

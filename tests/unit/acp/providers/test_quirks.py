@@ -42,7 +42,9 @@ async def models() -> AsyncIterator[Models]:
 
 
 @pytest.mark.parametrize(("name", "quirk"), STREAMED.items(), ids=map(str, STREAMED.values()))
-async def test_agent_reads_the_recorded_answers_of_other_servers(models: Models, name: str, quirk: Quirk) -> None:
+async def test_agent_reads_recorded_streams_of_third_party_servers_correctly(
+    models: Models, name: str, quirk: Quirk
+) -> None:
     provider = await models.provider(ModelChoice("e", name))
     text, reasoning, end = "", "", None
     calls: dict[int, list[str]] = {}

@@ -114,7 +114,7 @@ def test_always_allow_for_an_unvetted_command_line_covers_only_this_line_and_ses
     assert isinstance(decide(Runs("make clean", Path(f"{_HOME}=x")), "default", remembered.ruling), AskUser)
 
 
-def test_permissions_for_web_hosts_and_mcp_tools_cover_only_the_named_one() -> None:
+def test_permission_for_a_web_host_or_mcp_tool_covers_no_other_host_or_tool() -> None:
     remembered = Remembered()
     remembered.always(Fetches("example.com"))
     remembered.always(Calls("mcp__a__b", only_reads=False))

@@ -293,7 +293,7 @@ def test_always_allow_for_a_harmless_command_does_not_cover_similar_attacks(
         ("git branch", "git branch -a -vv"),
     ],
 )
-def test_always_allow_for_a_vetted_command_covers_its_options_that_only_read(
+def test_always_allow_for_a_vetted_command_covers_its_read_only_options(
     session: Session, granted: str, covered: str
 ) -> None:
     assert not session.is_allowed(covered)

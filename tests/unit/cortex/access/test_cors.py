@@ -59,7 +59,7 @@ async def test_configured_origin_gets_cors_headers(origins: list[str]) -> None:
             assert "x-request-id" in response.headers["access-control-expose-headers"]
 
 
-async def test_other_origin_gets_no_cors_headers() -> None:
+async def test_origin_that_is_not_configured_gets_no_cors_headers() -> None:
     application = RejectingApplication()
     async with client_of(with_cors(application, [PAGE])) as (client, url):
         async with client.options(url, headers={"Origin": FOREIGN, **PREFLIGHT}) as response:

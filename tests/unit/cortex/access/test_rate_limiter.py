@@ -60,7 +60,7 @@ def test_requests_per_minute_of_a_key_are_limited() -> None:
     assert rejection(limiter, key).retry_after == 20
 
 
-def test_token_limit_counts_actual_tokens_instead_of_the_estimate_after_a_request() -> None:
+def test_token_rate_limit_is_corrected_to_the_actual_tokens_after_the_request() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", tokens_per_minute=600)
     with admitted_request(limiter, key, 500) as permit:
@@ -81,7 +81,7 @@ def test_failed_request_takes_no_tokens_from_the_limit() -> None:
         rejection(limiter, key, 1)
 
 
-def test_request_larger_than_the_token_limit_is_admitted_when_the_bucket_is_empty() -> None:
+def test_request_above_the_token_limit_is_admitted_if_no_earlier_tokens_count() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", tokens_per_minute=100)
     request(limiter, key, 1000, actual=400)
@@ -173,7 +173,7 @@ def test_rate_limit_headers_show_limit_and_remaining() -> None:
             assert permit.headers == []
 
 
-def test_rate_limiter_forgets_only_idle_keys() -> None:
+def test_rate_limiter_drops_the_state_of_idle_keys_only() -> None:
     clock = Clock()
     limiter, running = RateLimiter(clock), Principal("a", "running", concurrency=1)
     with admitted_request(limiter, running, 1):

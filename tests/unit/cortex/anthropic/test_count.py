@@ -111,7 +111,7 @@ async def test_count_tokens_fails_like_messages_for_a_prompt_that_the_node_rejec
     assert errors[0]["error"] == errors[1]["error"]
 
 
-async def test_token_count_leaves_out_tools_if_tool_choice_is_none(
+async def test_count_tokens_omits_tools_if_tool_choice_is_none(
     node: FakeNode, client: anthropic.AsyncAnthropic
 ) -> None:
     node.speak = responds({"count": 1, "max_model_len": 4096, "tokens": [0]})

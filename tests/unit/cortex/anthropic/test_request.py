@@ -53,7 +53,7 @@ def test_anthropic_tools_become_functions() -> None:
         (None, {}),
     ],
 )
-def test_tool_choice_is_translated(choice: Any, expected: dict[str, Any]) -> None:
+def test_anthropic_tool_choice_is_translated_to_openai_tool_choice(choice: Any, expected: dict[str, Any]) -> None:
     chat_request = chat(tools=[BASH], tool_choice=choice)
     assert {
         name: chat_request[name] for name in ("tool_choice", "parallel_tool_calls") if name in chat_request

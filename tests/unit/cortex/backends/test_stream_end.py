@@ -16,7 +16,7 @@ async def late_end(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_client_that_closes_after_done_is_not_recorded_as_disconnected() -> None:
+async def test_client_that_closes_after_the_done_event_is_not_recorded_as_disconnected() -> None:
     async with FakeNode(speak=late_end).holds("Org/M").serving() as backend:
         settings: dict[str, Any] = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}]}
         async with running_cortex(backend, settings=settings) as cortex:

@@ -131,7 +131,7 @@ async def test_non_streaming_output_without_usage_is_estimated_from_its_bytes(no
         assert 5000 <= await spent(cortex, "large") <= 6600
 
 
-async def test_usage_reported_above_the_reservation_is_charged_only_up_to_it(node: FakeNode) -> None:
+async def test_usage_above_the_reservation_is_charged_only_up_to_the_reservation(node: FakeNode) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         usage = {"prompt_tokens": 100, "completion_tokens": 1 << 40}
         return web.json_response({"choices": [], "usage": usage})

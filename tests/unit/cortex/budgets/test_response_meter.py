@@ -41,7 +41,7 @@ def metered(*chunks: bytes, streamed: bool = True) -> ResponseMeter:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("kind", ["completed", "incomplete", "failed"])
-def test_usage_is_read_only_from_the_complete_last_event(kind: str, end: str) -> None:
+def test_usage_is_read_from_the_last_event_only_once_the_event_is_complete(kind: str, end: str) -> None:
     stream = CREATED + TEXT + event(f"response.{kind}", response=response(USAGE), end=end)
     for cut in range(len(stream)):
         meter = metered(stream[:cut])

@@ -111,7 +111,7 @@ def test_context_limit_of_the_model_bounds_the_reservation() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, IMAGES])
-def test_images_add_nothing_to_the_reservation_of_a_prompt_that_fills_the_context(path: str) -> None:
+def test_images_do_not_increase_the_reservation_of_a_prompt_that_fills_the_context(path: str) -> None:
     fields = {"input": ["x" * 3000] * 2} if path == EMBEDDINGS else {"prompt": "x" * 3000}
     spending = ask(path, **fields).spending
     with_image = replace(spending, prompt=spending.prompt + IMAGE_TOKENS)
@@ -169,12 +169,12 @@ def test_request_that_references_stored_items_reserves_the_whole_context(item: A
     assert (spending.most_tokens(10, None) > UNKNOWN_CONTEXT) == (stored is not None)
 
 
-def test_item_reference_written_with_json_escapes_is_found() -> None:
+def test_item_reference_with_json_escapes_is_recognized() -> None:
     body = b'{"model":"a","max_output_tokens":10,"input":[{"type":"item_\\u0072eference","\\u0069d":"msg_abc_0"}]}'
     assert parse_request(RESPONSES, [], body).previous == "resp_abc"
 
 
-def test_item_reference_beside_a_number_too_large_for_json_is_found() -> None:
+def test_item_reference_beside_an_out_of_range_number_is_recognized() -> None:
     hidden = b'{"role":"user","content":"x","id":1e999},{"type":"item_reference","id":"msg_abc_0"}'
     body = b'{"model":"a","max_output_tokens":10,"input":[%b]}' % hidden
     assert parse_request(RESPONSES, [], body).spending.continues
@@ -197,7 +197,7 @@ def enforced(request: ClientRequest, output: int, kind: str) -> Any:
     return json.loads(replace(request, enforced=output, metered=True).body_for("Org/M", kind))
 
 
-def test_reserved_output_limit_is_added_to_the_body_unless_the_body_states_it() -> None:
+def test_reserved_output_limit_is_added_to_a_body_without_an_output_limit() -> None:
     body = b'{"max_tokens": 7,  "model":"Org/M"}'
     stated = parse_request(CHAT, [], body)
     assert replace(stated, enforced=7).body_for("Org/M") == body

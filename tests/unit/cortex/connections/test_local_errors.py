@@ -31,9 +31,7 @@ async def test_requests_are_503_and_leave_the_breaker_closed_if_file_descriptors
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_polls_that_fail_because_file_descriptors_run_out_do_not_count_as_missed(
-    node: FakeNode, host: str
-) -> None:
+async def test_polls_that_fail_for_lack_of_file_descriptors_are_not_missed_polls(node: FakeNode, host: str) -> None:
     fleet = Fleet([NeuronSection(name="node", endpoint=node.url.replace("127.0.0.1", host))], RoutingSection())
     async with open_client() as client:
         poller = Poller(fleet, client, 1.0)

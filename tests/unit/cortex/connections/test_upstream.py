@@ -351,7 +351,7 @@ def test_unusable_ca_file_is_a_configuration_error(tmp_path: Path, text: str | N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not report that a connection was closed")
-async def test_connection_whose_end_the_event_loop_has_not_seen_yet_is_not_reused(
+async def test_connection_closed_by_the_node_but_not_yet_reported_is_not_reused(
     client: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream_client, "UNCHECKED_SECS", 0.0)

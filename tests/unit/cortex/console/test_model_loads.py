@@ -201,7 +201,7 @@ async def test_load_on_a_third_party_backend_or_a_down_node_is_rejected(first: F
             assert "/models answered HTTP 500" in body["error"]["message"]
 
 
-async def test_dry_run_of_a_load_can_name_a_node_or_exclude_one(pair: Cortex) -> None:
+async def test_dry_run_of_a_load_can_select_or_exclude_a_node(pair: Cortex) -> None:
     await load(pair, "Org/A", "n1")
 
     async def explain(query: str) -> Any:

@@ -87,7 +87,7 @@ def test_malformed_and_foreign_sign_in_tokens_are_rejected(clock: Clock) -> None
     assert links.redeem(token, STATIC)
 
 
-def test_sign_in_fails_after_max_links_were_used_until_the_used_links_expire(
+def test_sign_in_fails_while_the_maximum_number_of_used_links_is_unexpired(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_in_links, "MAX_LINKS", 2)

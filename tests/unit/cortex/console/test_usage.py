@@ -66,7 +66,7 @@ async def test_usage_report_sums_charges_by_day_key_and_model(used: Cortex) -> N
         ("model", [("Org/M", 3), ("Org/Other", 1)]),
     ],
 )
-async def test_usage_report_grouped_by_one_column_sums_over_the_others(
+async def test_usage_report_grouped_by_one_column_sums_over_all_other_columns(
     used: Cortex, by: str, expected: list[tuple[str, int]]
 ) -> None:
     _, report = await usage(used, f"?by={by}&days=1")

@@ -47,13 +47,13 @@ def test_result_of_the_probe_closes_or_reopens_the_breaker() -> None:
     assert probing.ended().state(RESET) == "half-open"  # the probe's client disconnected: no result
 
 
-def test_results_of_earlier_requests_do_not_change_an_open_breaker() -> None:
+def test_results_of_earlier_requests_do_not_close_an_open_breaker() -> None:
     opened = failed(3)
     assert opened.ok(1.0).state(1.0) == "open"
     assert failed(5, 1.0, opened).state(RESET) == "half-open"
 
 
-def test_other_nodes_are_preferred_for_a_while_after_an_error_or_busy_response() -> None:
+def test_node_is_less_preferred_during_a_cooldown_after_an_error_or_busy_response() -> None:
     breakers = Breakers(3, RESET)
     breakers.failed(PAIR, 0.0)
     assert (breakers.cooling_down(COOLDOWN_SECS / 2), breakers.changes_at(COOLDOWN_SECS / 2)) == ({PAIR}, COOLDOWN_SECS)
@@ -69,7 +69,7 @@ moves = st.lists(st.tuples(st.sampled_from(["ok", "fault", "began", "ended", "bu
 
 
 @given(moves, st.integers(1, 5))
-def test_breaker_admits_one_probe_at_a_time_and_recovers_after_any_events(events: Any, failures: int) -> None:
+def test_breaker_admits_one_probe_at_a_time_and_recovers_after_random_events(events: Any, failures: int) -> None:
     breakers, now, probes = Breakers(failures, RESET), 0.0, 0
     consecutive_faults = 0
     for move, secs in events:
@@ -135,7 +135,7 @@ def test_open_breakers_are_visible_in_the_fleet_view() -> None:
     assert fleet.view().open == frozenset()  # closed: two faults are needed again
 
 
-def test_time_for_which_a_busy_response_lowers_preference_is_bounded() -> None:
+def test_cooldown_after_a_busy_response_is_bounded() -> None:
     clock = Clock()
     fleet = fleet_with(clock)
     fleet.busy("n1", "M", 1e9)

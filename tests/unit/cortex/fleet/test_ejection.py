@@ -86,7 +86,7 @@ moves = st.lists(st.tuples(st.sampled_from(["began", "ended", "struck", "served"
 
 
 @given(moves)
-def test_ejection_allows_one_trial_at_a_time_and_ends_after_any_events(events: list[tuple[str, float]]) -> None:
+def test_ejection_allows_one_trial_at_a_time_and_ends_after_random_events(events: list[tuple[str, float]]) -> None:
     ejection, now, trials = Ejection(), 0.0, 0
     for move, secs in events:
         if move == "wait":

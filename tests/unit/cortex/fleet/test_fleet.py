@@ -120,14 +120,14 @@ def test_report_made_during_a_load_is_ignored_after_the_load(fleet: Fleet) -> No
     assert elsewhere.view().loaded_at == {("n1", "M"): 3.0}
 
 
-def test_facts_missing_in_a_later_report_of_a_node_are_kept(fleet: Fleet) -> None:
+def test_discovery_and_health_missing_in_a_later_node_report_are_kept(fleet: Fleet) -> None:
     discovery, health = Discovery(hostname="h", os="Linux"), Health(uptime_secs=3)
     fleet.answered("n1", report(discovery=discovery, health=health), 0.0)
     fleet.answered("n1", report(), 0.0)
     assert (fleet.node("n1").discovery, fleet.node("n1").health) == (discovery, health)
 
 
-def test_requests_of_this_gateway_are_not_counted_twice_in_the_load_of_a_node(fleet: Fleet) -> None:
+def test_requests_of_the_gateway_are_not_counted_twice_in_the_load_of_a_node(fleet: Fleet) -> None:
     busy = Health.model_validate({"models": [{"id": "M", "in_flight": 2, "queue_depth": 1}]})
     with fleet.request("n1", "M"), fleet.request("n1", "M"):
         fleet.answered("n1", report(M, health=busy), 0.0)
@@ -214,7 +214,7 @@ async def test_changed_setting_allowed_hosts_applies_at_once() -> None:
             assert fleet.node("n").url("A") == url and fleet.node("n").healthy
 
 
-async def test_url_of_a_loading_model_is_not_requested_from_the_node(node: FakeNode) -> None:
+async def test_model_url_is_requested_from_the_node_only_after_the_load(node: FakeNode) -> None:
     node.models[0]["status"] = "loading"
     node.endpoint = f"{node.url}/base"
     async with open_client() as client:
@@ -291,7 +291,7 @@ def neuron(name: str, endpoint: str = "http://n", **fields: Any) -> NeuronSectio
     return NeuronSection.model_validate({"name": name, "endpoint": endpoint, **fields})
 
 
-def test_fleet_view_is_the_same_object_until_the_fleet_changes(fleet: Fleet) -> None:
+def test_fleet_view_object_is_reused_until_the_fleet_changes(fleet: Fleet) -> None:
     view = fleet.view()
     assert fleet.view() is view
     with fleet.request("n1", "M"):

@@ -134,7 +134,7 @@ async def test_drain_with_invalid_wait_secs_is_rejected_and_does_not_cordon_the_
     assert not api.fleet.node("n1").cordoned
 
 
-async def test_node_name_may_be_any_text() -> None:
+async def test_node_name_may_contain_spaces_slashes_and_non_ascii_letters() -> None:
     async with serving(NeuronSection(name="rack 1/é", endpoint="http://n1")) as api:
         assert (await api.post("rack%201%2F%C3%A9/cordon"))[0] == 200
         assert api.fleet.node("rack 1/é").cordoned

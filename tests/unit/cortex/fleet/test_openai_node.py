@@ -100,7 +100,7 @@ async def test_context_limit_and_load_are_read_from_vllm() -> None:
         assert node.url("Qwen/Qwen3-8B") == server.url
 
 
-async def test_during_requests_to_vllm_its_load_is_polled_but_not_its_model_list() -> None:
+async def test_load_of_vllm_is_polled_during_requests_but_its_model_list_is_not() -> None:
     entry = {"id": "Qwen/Qwen3-8B", "owned_by": "vllm", "max_model_len": 40960}
     server = Server({"/v1/models": listing(entry), "/metrics": ""})
     async with watched(server) as (fleet, poller):
@@ -237,7 +237,7 @@ async def test_models_of_a_third_party_backend_are_served_by_id_and_alias() -> N
     assert not [path for path in server.polled_paths if path in ("/models", "/models/load", "/discovery", "/health")]
 
 
-async def test_unusable_model_ids_are_refused_and_long_ones_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unusable_model_ids_of_a_backend_are_skipped_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     ids = ["good/Model-7B:q4 (new)", "", "a\nb", "a\x1b[2J", "a\u202eb", "a\u200bb", "a" * 257, "--exec=x", "b" * 256]
     server = Server({"/v1/models": listing(*({"id": id} for id in ids))})
     async with watched(server) as (fleet, poller):

@@ -58,7 +58,7 @@ async def test_loaded_model_is_served_before_the_next_poll(
     node.may_answer_polls.set()
 
 
-async def test_response_already_loaded_of_a_node_counts_as_success(cold: Any, node: FakeNode) -> None:
+async def test_load_error_already_loaded_of_a_node_counts_as_success(cold: Any, node: FakeNode) -> None:
     node.load_error = (400, {"error": "model 'Org/Cold' is already loaded"})
     assert (await cold.ask("cold"))[0] == 200
 

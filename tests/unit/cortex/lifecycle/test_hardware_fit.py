@@ -59,6 +59,6 @@ def test_device_pools_are_the_groups_of_devices_that_can_hold_the_model(
         (facts("A24"), profile(2), "needs 2 devices; the node has 1"),
     ],
 )
-def test_misfit_is_the_reason_why_a_node_cannot_hold_the_model(node: Discovery, needed: Profile, reason: str) -> None:
+def test_reason_why_a_node_cannot_hold_a_model_is_reported(node: Discovery, needed: Profile, reason: str) -> None:
     assert misfit(needed, node) == reason
     assert device_pools(needed, node) == []

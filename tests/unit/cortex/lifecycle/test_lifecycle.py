@@ -35,7 +35,7 @@ async def test_concurrent_requests_load_a_model_once_and_different_models_load_i
         assert sorted(s.loaded) == [("A", "n1"), ("C", "n1")]
 
 
-async def test_models_of_equal_rank_evict_each_other() -> None:
+async def test_two_models_of_equal_rank_are_evicted_for_each_other_in_turn() -> None:
     async with one_card("A") as node, stage(node) as s:
         assert (await s.ask("B")).node == "n1"
         assert s.holds("n1") == {"B"}
@@ -161,7 +161,7 @@ async def test_idle_model_is_evicted_within_the_memory_limit_of_a_node(stated: b
             await eventually(lambda model=model: s.fleet.node("n1").models[model].granted_mb == sizes[model])
 
 
-async def test_load_rejected_for_lack_of_memory_is_planned_again_with_an_eviction() -> None:
+async def test_load_rejected_by_the_node_for_lack_of_memory_is_retried_after_an_eviction() -> None:
     models = [{"id": "A"}, {"id": "B"}]
     async with (
         FakeNode().with_memory_limit(1000, {"A": 700, "B": 600}).serving() as node,

@@ -147,7 +147,7 @@ def test_newly_loaded_model_is_not_evicted_before_min_residency() -> None:
     assert place(young, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), NOW + 25)
 
 
-def test_model_of_a_node_that_came_back_is_not_evicted_for_a_moment() -> None:
+def test_model_on_a_node_that_just_came_back_is_not_evicted_immediately() -> None:
     back = snapshot_of(node("a", "A"), awaited={("a", "A"): NOW - 0.25})  # loaded long before, but unreachable
     assert place(back, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), NOW + 0.75)
     forgetful = EvictionSection(idle_ttl_secs=60)
@@ -376,7 +376,7 @@ def _order(*wanted: Queued, now: FleetSnapshot) -> list[str]:
     return [verdict.queued.model for verdict in decide(wanted, lambda: now, lambda queued, cold: None)]
 
 
-def test_waiting_models_are_ordered_by_overdue_then_priority_then_age() -> None:
+def test_waiting_models_are_sorted_by_overdue_state_then_priority_then_age() -> None:
     now = snapshot_of(node("a", gpus=[96000]))
     assert _order(Queued("A", NOW - 1), Queued("B", NOW - 2), Queued("C", NOW - 3, 5), now=now) == [
         "C",
@@ -440,7 +440,7 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
 
 
 @given(snapshots(), ids, st.floats(0, NOW))
-def test_any_placement_evicts_only_allowed_models_and_as_few_as_needed(
+def test_random_placements_evict_only_evictable_models_and_as_few_as_needed(
     snapshot: FleetSnapshot, model: str, since: float
 ) -> None:
     """Every victim may be evicted, the victims are as few as needed, and the model fits afterwards."""
@@ -545,7 +545,7 @@ def test_model_estimated_slightly_above_the_free_memory_is_tried_on_an_empty_nod
     assert isinstance(place(snapshot, "m"), ColdPlacement)
 
 
-def test_model_on_a_disk_is_placed_by_the_estimate_from_its_headers() -> None:
+def test_model_without_a_catalog_size_is_placed_by_the_estimate_from_its_headers() -> None:
     view = on_disk(cpu_node("a", free=9000), cpu_node("b", free=20_000), M=15_000)
     snapshot = FleetSnapshot(view, Catalog(), NOW, settings=FAST)
     decision = place(snapshot, "M")

@@ -119,7 +119,7 @@ async def test_request_for_a_model_that_cannot_wake_is_served_after_a_load_reque
         assert (status, [load["model_id"] for load in one.loads]) == (200, ["Org/M"]), answer
 
 
-async def test_keep_alive_of_a_client_at_the_gateway_turns_off_sleep_at_the_node() -> None:
+async def test_keep_alive_set_at_the_gateway_disables_idle_sleep_on_the_node() -> None:
     async with FakeNode("n1").holds("A", "B").serving() as one, stage(one) as running:
         for secs in (60, -1, 60):
             running.lifecycle.keep("A", secs)
@@ -141,7 +141,7 @@ async def test_evicted_model_that_is_not_in_the_catalog_sleeps_if_it_can_and_wak
                 assert (await running.ask("own")).node == "n1" and one.unloads == ["A"]
 
 
-def test_node_report_older_than_a_sleep_or_wake_does_not_undo_it() -> None:
+def test_node_report_older_than_a_sleep_or_wake_does_not_change_the_model_status() -> None:
     now = 10.0
     fleet = Fleet([NeuronSection(name="n1", endpoint="http://n1")], clock=lambda: now)
 

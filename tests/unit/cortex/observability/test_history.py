@@ -96,7 +96,7 @@ def test_history_values_older_than_an_hour_are_forgotten() -> None:
     assert set(series(history, "fleet")[""]["tokens_per_second"]) == {0.0}
 
 
-def test_history_report_sums_up_the_names_beyond_the_requested_number() -> None:
+def test_history_report_merges_names_beyond_the_requested_number_into_one_series() -> None:
     history, clock = history_of()
     for number in range(4):
         history.observe(finished(secs=1, tokens=15 * (number + 1), ttft_ms=100 * number, model=f"m{number}"))

@@ -77,7 +77,7 @@ async def read_samples(cortex: Cortex, wanted: dict[tuple[str, str], float]) -> 
     return samples
 
 
-async def test_metrics_have_histograms_with_buckets_and_the_gateway_overhead(cortex: Cortex) -> None:
+async def test_metrics_contain_latency_histograms_and_the_gateway_overhead(cortex: Cortex) -> None:
     await cortex.ask(stream=True)
     async with cortex.client.get(cortex.metrics_url) as response:
         text = await response.text()

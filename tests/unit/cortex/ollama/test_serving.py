@@ -115,7 +115,7 @@ async def test_api_generate_and_api_embed_reach_the_fitting_endpoints_of_the_nod
         ("/api/blobs/sha256:0", {}, 501, "model files"),
     ],
 )
-async def test_errors_in_the_ollama_api_are_an_object_with_one_text(
+async def test_ollama_api_errors_are_objects_with_only_an_error_text(
     cortex: Cortex, path: str, fields: dict[str, Any], status: int, message: str
 ) -> None:
     answered, body = await post(cortex, path, **fields)
@@ -136,7 +136,7 @@ async def test_ollama_stream_that_breaks_ends_with_an_error_line(node: FakeNode,
     assert "ended before it was complete" in last["error"]
 
 
-async def test_rejection_of_a_foreign_web_page_is_an_object_with_one_text(cortex: Cortex) -> None:
+async def test_request_from_a_foreign_origin_gets_an_ollama_error_object_with_403(cortex: Cortex) -> None:
     async with cortex.client.get(f"{cortex.url}/api/tags", headers={"origin": "http://evil"}) as response:
         assert response.status == 403
         assert "origin is not allowed" in (await response.json())["error"]
@@ -151,7 +151,7 @@ async def test_request_without_a_prompt_loads_a_cold_model_and_responds_after_th
         assert await post(cortex, "/api/embed", model="Org/Cold") == (200, {"model": "Org/Cold", "embeddings": []})
 
 
-async def test_keep_alive_of_0_unloads_the_model(node: FakeNode, cortex: Cortex) -> None:
+async def test_generate_without_a_prompt_unloads_the_model_if_keep_alive_is_0(node: FakeNode, cortex: Cortex) -> None:
     assert (await post(cortex, "/api/chat", messages=HI, stream=False, keep_alive=-1))[0] == 200
     async with cortex.client.get(f"{cortex.url}/api/ps") as response:
         (model,) = (await response.json())["models"]

@@ -139,7 +139,7 @@ def test_field_format_may_be_json_or_a_schema() -> None:
     assert rejected("/api/chat", messages=HI, format="xml").startswith("format: ")
 
 
-def test_generate_uses_the_chat_template_unless_raw_or_with_a_suffix() -> None:
+def test_generate_skips_the_chat_template_if_raw_or_suffix_is_set() -> None:
     translation = parsed("/api/generate", prompt="Hi", system="Be brief.")
     assert translation.path == "/v1/chat/completions"
     assert json.loads(translation.body)["messages"] == [{"role": "system", "content": "Be brief."}, *HI]

@@ -129,7 +129,7 @@ def test_affinity_key_of_any_bytes_raises_no_error(raw: bytes) -> None:
 
 
 @given(st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=12), st.text(min_size=1, max_size=8))
-def test_new_node_does_not_change_the_affinity_order_of_the_others(names: set[str], joining: str) -> None:
+def test_new_node_does_not_change_the_affinity_order_of_existing_nodes(names: set[str], joining: str) -> None:
     names.discard(joining)
     for number in range(30):
         key = number.to_bytes(KEY_BYTES)

@@ -91,7 +91,7 @@ async def test_third_party_backend_busy_with_other_clients_stays_up(monkeypatch:
         await eventually(lambda: not cortex.gateway.fleet.node("single").misses)
 
 
-async def test_node_that_answers_polls_is_preferred_to_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_that_answers_polls_is_preferred_to_a_node_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_client, "POLL_TIMEOUT_SECS", 0.05)
     async with (
         FakeNode("busy").holds("Org/M").serving() as busy,

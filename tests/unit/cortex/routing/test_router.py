@@ -107,7 +107,7 @@ def test_model_with_status_reloading_counts_as_warm() -> None:
     assert isinstance(decide(view(node("a", info("reloading"))), catalog(), "m"), WarmRoute)
 
 
-def test_nodes_that_already_failed_for_a_request_are_not_chosen() -> None:
+def test_retry_of_a_request_does_not_choose_nodes_that_already_failed() -> None:
     fleet_view = view(node("a", info()), node("b", info(), other_requests={"M": 5}), node("c", info(), healthy=False))
     assert node_and_url(route(fleet_view, "M", avoid={"a"})) == ("b", "http://b")
     assert route(fleet_view, "M", avoid={"a", "b"}) is None
@@ -241,7 +241,7 @@ def test_session_stays_on_its_node_until_the_node_is_overloaded() -> None:
     assert chosen(**{order[0]: 5, order[1]: 4, order[2]: 4}) == (order[0], "why=affinity")
 
 
-def test_node_with_the_prompt_in_memory_then_on_disk_is_preferred_within_the_load_bound() -> None:
+def test_node_with_a_cached_prompt_is_preferred_memory_before_disk_within_the_bound() -> None:
     order = rank_nodes(["a", "b", "c"], "M", KEY)
     name = frozenset({prefix_name(KEY)})
     caches = dict(zip(order, ({}, {"disk_prefixes": name}, {"memory_prefixes": name}), strict=True))
@@ -328,7 +328,7 @@ def test_reason_of_a_routing_decision_is_a_valid_header_value() -> None:
         (["unreached", "silent"], False),
     ],
 )
-def test_retry_on_another_node_is_allowed_until_two_nodes_failed_or_one_was_silent(outcomes: Any, may: bool) -> None:
+def test_retry_is_not_allowed_after_two_failed_nodes_or_one_silent_node(outcomes: Any, may: bool) -> None:
     assert may_retry(outcomes) is may
 
 
@@ -361,7 +361,7 @@ def fleet_views(draw: st.DrawFn) -> FleetView:
 
 
 @given(fleet_views(), st.none() | st.binary(min_size=16, max_size=16), st.sets(st.sampled_from(NAMES)))
-def test_router_chooses_only_allowed_nodes_within_the_load_bound(
+def test_random_routing_chooses_only_allowed_nodes_within_the_load_bound(
     fleet_view: FleetView, key: bytes | None, avoid: set[str]
 ) -> None:
     able: dict[str, int] = {}

@@ -83,7 +83,7 @@ async def crowd(cortex: Cortex) -> Counter[int]:
     return Counter(chain.from_iterable(await asyncio.gather(*map(client, ACCOUNTS))))
 
 
-async def test_at_most_3_of_600_requests_fail_if_one_of_two_nodes_misbehaves_in_any_way() -> None:
+async def test_at_most_3_of_600_requests_fail_if_one_of_two_nodes_misbehaves() -> None:
     failures: dict[str, Counter[int]] = {}
     async with two_nodes(None) as (cortex, sick, _):
         for sickness, speak in SICK.items():
@@ -203,7 +203,7 @@ async def test_node_whose_streams_break_off_is_ejected(monkeypatch: pytest.Monke
         assert not sick.bodies
 
 
-async def test_client_whose_requests_crash_a_node_opens_the_breaker_only_for_itself() -> None:
+async def test_client_whose_requests_crash_a_node_opens_the_breaker_for_no_other_client() -> None:
     async def drop_poison(node: FakeNode, request: web.Request) -> web.StreamResponse:
         poisoned = "account0" in str(await request.json()) or request.headers.get("x-poison")
         return await (drop if poisoned else fake_node.respond)(node, request)

@@ -69,7 +69,7 @@ async def test_catalog_model_that_its_node_has_lost_is_loaded_again() -> None:
         assert len(node.loads) == 2
 
 
-async def test_model_that_its_node_lost_and_the_gateway_cannot_load_is_a_retryable_503() -> None:
+async def test_model_lost_by_its_node_that_cannot_be_reloaded_is_a_retryable_503() -> None:
     node = FakeNode(speak=lost(VLLM)).holds("Org/M")
     async with node.serving(), running_cortex(node, poll_interval_secs=SLOW_POLLS) as cortex:
         node.models = []

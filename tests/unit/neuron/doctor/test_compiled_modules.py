@@ -36,7 +36,7 @@ def test_doctor_names_the_variable_that_disables_compiled_python_modules(
     assert result.text.endswith("unset PYTHONDONTWRITEBYTECODE")
 
 
-def test_doctor_reports_nothing_about_compiled_or_missing_packages(source: Path) -> None:
+def test_doctor_notes_nothing_about_packages_that_are_compiled_or_not_installed(source: Path) -> None:
     py_compile.compile(str(source))
     assert list(look_at_compiled_modules(PACKAGE)) == []
     assert list(look_at_compiled_modules("a_package_that_is_not_installed")) == []

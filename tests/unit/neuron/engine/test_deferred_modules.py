@@ -28,7 +28,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         del sys.modules[name]
 
 
-def test_deferred_module_runs_when_an_attribute_is_read(package: list[str]):
+def test_deferred_module_is_executed_at_its_first_attribute_access(package: list[str]):
     defer(["sample.first"])
     first = import_module("sample.first")
     assert import_module("sample.first") is first is import_module("sample").first
@@ -37,7 +37,7 @@ def test_deferred_module_runs_when_an_attribute_is_read(package: list[str]):
     assert package == ["sample", "sample.first"]
 
 
-def test_import_of_a_name_from_a_deferred_module_runs_the_module(package: list[str]):
+def test_import_of_a_name_from_a_deferred_module_executes_the_module(package: list[str]):
     defer(["sample.first", "sample.second"])
     names: dict[str, object] = {}
     exec("from sample.first import number", names)
@@ -46,13 +46,13 @@ def test_import_of_a_name_from_a_deferred_module_runs_the_module(package: list[s
     assert package == ["sample", "sample.first", "sample.second"]
 
 
-def test_import_of_a_submodule_does_not_run_its_deferred_package(package: list[str]):
+def test_import_of_a_submodule_does_not_execute_its_deferred_package(package: list[str]):
     defer(["sample"])
     assert import_module("sample.first").number == 7
     assert package == ["sample.first"]
 
 
-def test_missing_attribute_or_deferred_module_raises_the_usual_error(package: list[str]):
+def test_missing_attribute_or_missing_deferred_module_raises_the_standard_error(package: list[str]):
     defer(["sample.first", "sample.third"])
     with pytest.raises(AttributeError):
         _ = import_module("sample.first").missing
@@ -60,7 +60,7 @@ def test_missing_attribute_or_deferred_module_raises_the_usual_error(package: li
         import_module("sample.third")
 
 
-def test_import_of_torch_does_not_run_the_deferred_modules():
+def test_import_of_torch_does_not_execute_the_deferred_modules():
     script = (
         "import sys\n"
         "from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer\n"

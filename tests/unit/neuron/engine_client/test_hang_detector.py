@@ -40,7 +40,7 @@ def test_checks_of_the_hang_detector_are_at_most_a_second_apart():
     [(0.01, 5.0), (2.0, 20.0), (100.0, 120.0), (0.0, 120.0)],
     ids=["floor", "ten times", "ceiling", "unknown"],
 )
-def test_time_limit_of_a_step_follows_its_expected_duration(expected: float, limit: float):
+def test_hang_limit_of_a_step_follows_its_expected_duration(expected: float, limit: float):
     """The first two checks find progress. The limit is exceeded only after `limit` further checks, a second apart."""
     checks = [(1, True)] + [(2, True)] * 200
     found = limits(HangDetector(120.0), checks, expected, idle=1.0)
@@ -49,7 +49,7 @@ def test_time_limit_of_a_step_follows_its_expected_duration(expected: float, lim
     assert first == 1 + limit + (limit == 120.0)
 
 
-def test_engine_reaches_the_short_hang_limit_only_by_time_in_which_it_sleeps():
+def test_short_hang_limit_counts_only_time_in_which_the_engine_sleeps():
     checks = [(1, True)] * 60
     assert not any(limits(HangDetector(120.0), checks, expected=0.1, idle=0.0))
     found = limits(HangDetector(120.0), checks, expected=0.1, idle=0.25)

@@ -77,7 +77,7 @@ def test_rejection_of_a_load_is_permanent_only_if_an_empty_node_is_too_small(
     assert rejected.value.details["permanent"] is (permanent is None)
 
 
-def test_available_memory_is_what_the_limit_for_all_engines_leaves() -> None:
+def test_available_memory_is_the_limit_minus_reserve_and_grants() -> None:
     machine = Machine(9000, reserve_mb=100)
     granted = machine.start(1).total
     assert machine.grants.available("cpu", machine.free) == machine.free - 100 * MIB - granted
@@ -124,7 +124,7 @@ def test_memory_limit_covers_the_grants_of_all_engines() -> None:
     assert rejected.value.details["free_mb"] == (3000 * MIB - first.total) // MIB
 
 
-def test_memory_reserve_stays_free_and_does_not_lower_the_limit() -> None:
+def test_memory_reserve_is_never_granted_and_does_not_reduce_the_memory_limit() -> None:
     assert Machine(2000, reserve_mb=0).start(1).pages > Machine(2000, reserve_mb=500).start(1).pages
     with pytest.raises(DoesNotFitError):
         Machine(1800, reserve_mb=500).start(1)

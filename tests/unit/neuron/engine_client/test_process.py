@@ -69,7 +69,7 @@ async def test_process_id_of_an_ended_engine_gets_no_signal(child: Child, monkey
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-async def test_call_of_end_after_a_canceled_one_finishes_its_work(child: Child, turns: int):
+async def test_second_call_of_child_end_completes_after_the_first_was_canceled(child: Child, turns: int):
     ending = asyncio.create_task(child.end(grace=0.0))
     for _ in range(turns):
         await asyncio.sleep(0)  # a turn of the event loop

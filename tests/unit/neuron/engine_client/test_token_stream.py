@@ -46,13 +46,13 @@ async def test_token_stream_with_gather_1_yields_each_token() -> None:
 @pytest.mark.parametrize(
     "tokens, woken", [(1, [1]), (2, [1, 1]), (4, [1, 3]), (5, [1, 3, 1]), (9, [1, 3, 3, 2]), (10, [1, 3, 3, 3])]
 )
-async def test_consumer_is_woken_for_the_first_token_every_gather_tokens_and_the_end(tokens, woken) -> None:
+async def test_token_stream_yields_the_first_token_then_groups_of_gather_tokens(tokens, woken) -> None:
     chunks = await read(3, tokens)
     assert [len(chunk) for chunk in chunks] == woken
     assert [token for chunk in chunks for token in chunk] == list(range(tokens))
 
 
-async def test_aclose_drops_tokens_that_were_not_delivered() -> None:
+async def test_aclose_of_a_token_stream_drops_undelivered_tokens() -> None:
     client = Client()
     stream = TokenStream(client.submit, client.cancel, REQUEST, 3)
     reading = asyncio.create_task(_all(stream))

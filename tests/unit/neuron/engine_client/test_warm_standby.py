@@ -94,7 +94,7 @@ async def test_close_after_a_canceled_close_ends_the_standby_process(standby: Wa
     assert engines() == existing
 
 
-async def test_engine_that_got_no_load_message_ends_when_its_socket_closes():
+async def test_standby_engine_ends_when_its_socket_closes_before_a_load():
     child = await Child.spawn()
     child.writer.close()
     await child.wait(60)

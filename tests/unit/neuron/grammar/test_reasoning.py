@@ -57,7 +57,7 @@ def test_lark_grammar_of_the_client_applies_after_the_reasoning() -> None:
     assert accepts(grammar, "hm</think>\na12")
 
 
-def test_mark_that_ends_the_reasoning_may_end_within_a_token() -> None:
+def test_end_marker_of_the_reasoning_may_end_within_a_token() -> None:
     """In Llama 3's vocabulary, for example, `>` and line feeds form one token."""
     spellings = [b"<|end|>", *(bytes([byte]) for byte in range(256)), b">\n\n", b">{", b'>\n{"', b"><"]
     vocabulary = Vocabulary(spellings, [0], [0])

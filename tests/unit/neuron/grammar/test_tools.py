@@ -103,7 +103,7 @@ def test_tool_calls_in_random_texts_of_a_grammar_for_optional_calls_are_valid(fo
 
 @settings(max_examples=WALKS)
 @given(st.sampled_from(CASES), tool_schemas(), st.booleans(), st.integers(0, 2**32))
-def test_grammar_of_tools_accepts_calls_for_any_valid_tool_schema(
+def test_grammar_of_tools_accepts_calls_for_random_valid_tool_schemas(
     case: tuple[str, bool], schema: Schema, strict: bool, seed: int
 ):
     format_name, tokens = case
@@ -210,7 +210,7 @@ LIKE_CALLS = [
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize(("format_name", "lead", "text"), LIKE_CALLS)
-def test_grammar_of_strict_tools_constrains_each_written_form_of_a_call(
+def test_grammar_of_strict_tools_constrains_calls_in_each_accepted_syntax(
     format_name: str, lead: str, text: str, tokens: bool
 ):
     known = vocabulary(format_name, tokens)
@@ -311,7 +311,7 @@ def test_references_in_a_tool_schema_resolve_wherever_it_is_embedded(format_name
     assert completed
 
 
-def test_tagged_argument_values_may_look_like_other_markup():
+def test_tagged_argument_values_may_contain_markup_except_closing_tags():
     grammar = for_tools("qwen_xml", TOOLS, "write_file", False)
     call = "<tool_call>\n<function=write_file>\n<parameter=content>\n%s\n</parameter>\n</function>\n</tool_call>"
     assert accepts(grammar, call % "<p>a</p>\n</div>\n\n")
@@ -368,7 +368,7 @@ def test_enum_values_that_contain_a_closing_tag_are_not_offered():
 
 
 @pytest.mark.parametrize("keywords", [{"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, {"required": ["x", "z"]}])
-def test_tool_schema_with_other_keywords_than_properties_is_written_as_json(keywords: Schema):
+def test_tool_schema_with_keywords_beyond_properties_is_written_as_json(keywords: Schema):
     schema = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}} | keywords
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
     tagged = "<tool_call>\n<function=plan>\n<parameter=x>\na\n</parameter>\n</function>\n</tool_call>"

@@ -80,7 +80,7 @@ def test_ranks_get_adjacent_numa_nodes_or_share_one(ranks: int, expected: list[t
         ("2-9", [(), ()]),  # a container with six CPUs of one node and two of the other
     ],
 )
-def test_ranks_are_not_bound_if_their_numa_nodes_have_very_unequal_cpus(
+def test_ranks_are_not_bound_to_numa_nodes_with_very_unequal_cpu_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable: str, expected: list[tuple[int, ...]]
 ) -> None:
     monkeypatch.setenv("NEURON_DEBUG_NUMA", str(numa_folder(tmp_path, {0: "0-7", 1: "8-15"})))

@@ -173,7 +173,9 @@ def test_layer_returns_only_the_requested_rows(layer: GatedDeltaNet) -> None:
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "Q8_0"])
-def test_projections_stored_grouped_by_key_head_give_the_same_output(tensors: dict[str, Weight], form: str) -> None:
+def test_projections_grouped_by_key_head_give_the_output_of_ungrouped_ones(
+    tensors: dict[str, Weight], form: str
+) -> None:
     served = HEADS // KEY_HEADS
     grouped = {
         "qkvz": (random_weights.make(form, 2 * KEYS + 2 * VALUES, HIDDEN), (KEY, KEY, served * VALUE, served * VALUE)),

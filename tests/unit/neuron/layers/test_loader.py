@@ -109,21 +109,21 @@ def test_row_parallel_linear_of_one_rank_exchanges_nothing() -> None:
     assert exchanges_of(loader, ops, loader.input_shares(f"{NAME}.weight", 96)) == []
 
 
-def test_input_shares_of_ranks_are_whole_quantized_blocks_of_the_file() -> None:
+def test_input_columns_of_each_rank_are_whole_quantized_blocks_of_the_file() -> None:
     loader, _, ops = loader_of(0, 2, 768, block=256)
     shares = loader.input_shares(f"{NAME}.weight", 768)
     assert [len(columns) for columns in shares.ranges] == [512, 256]
     assert exchanges_of(loader, ops, shares) == ["sum"]
 
 
-def test_matrix_with_fewer_blocks_than_ranks_is_computed_in_exact_mode() -> None:
+def test_matrix_with_fewer_blocks_than_ranks_uses_gathers_instead_of_a_sum() -> None:
     loader, _, ops = loader_of(0, 2, 256, block=256)
     shares = loader.input_shares(f"{NAME}.weight", 256)
     assert [len(columns) for columns in shares.ranges] == [128, 128]
     assert exchanges_of(loader, ops, shares) == ["gather", "gather"]
 
 
-def test_matrix_whose_head_shares_cut_a_block_is_computed_in_exact_mode() -> None:
+def test_matrix_whose_head_columns_cut_a_block_uses_gathers_instead_of_a_sum() -> None:
     """Each rank gets two heads of 64 inputs, which are half of a quantized block of 256."""
     loader, _, ops = loader_of(0, 2, 256, block=256)
     heads = loader.head_shares(4, 4).queries.times(64)
@@ -133,7 +133,7 @@ def test_matrix_whose_head_shares_cut_a_block_is_computed_in_exact_mode() -> Non
 
 
 @pytest.mark.parametrize(("quant", "inputs", "widths"), [("q4k", 768, [512, 256]), ("q4_0", 96, [64, 32])])
-def test_input_shares_of_ranks_are_whole_blocks_of_the_quantization_at_load(
+def test_input_columns_of_each_rank_are_whole_blocks_of_quantization_at_load(
     quant: str, inputs: int, widths: list[int]
 ) -> None:
     loader, _, ops = loader_of(0, 2, inputs, quant=quant)

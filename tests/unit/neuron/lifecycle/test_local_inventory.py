@@ -150,7 +150,9 @@ async def test_further_quantizations_of_a_local_model_have_ids_with_their_tag(co
     }
 
 
-async def test_unreadable_folder_is_named_and_does_not_hide_other_models(config: NeuronConfig, tmp_path: Path) -> None:
+async def test_missing_model_folder_is_reported_and_does_not_hide_other_models(
+    config: NeuronConfig, tmp_path: Path
+) -> None:
     config.models_dirs.append(tmp_path / "missing")
     (config.models_dirs[0] / "a.gguf").touch()
     report = await LocalInventory(config).current()
@@ -192,7 +194,7 @@ def test_local_model_of_an_unsupported_architecture_is_listed_with_this_problem(
     assert "unsupported architecture 'mamba9'" in inspect(tmp_path, 512, 64).problem
 
 
-async def test_requested_download_reports_its_end_and_a_third_at_once_is_rejected(
+async def test_finished_download_is_reported_and_a_third_concurrent_one_is_rejected(
     config: NeuronConfig, tmp_path: Path
 ) -> None:
     hub = FakeHub()

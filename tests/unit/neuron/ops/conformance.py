@@ -106,7 +106,9 @@ class CacheConformance:
 
     @pytest.mark.parametrize("rotated", [64, 32])
     @pytest.mark.parametrize("kind", ATTENTION_KINDS)
-    def test_rotate_store_and_attend(self, ops: Ops, kind: AttentionKind, rotated: int) -> None:
+    def test_rotate_store_and_attend_match_float64_attention_over_several_steps(
+        self, ops: Ops, kind: AttentionKind, rotated: int
+    ) -> None:
         """Process two prompts in two chunks each, then single tokens, in one cache."""
         heads, kv_heads, dim = 4, 2, 64
         cache = ops.new_cache(kv_heads, 8, dim)
@@ -174,7 +176,7 @@ class CacheConformance:
                     self.near(actual[row], expected, self.cache_tolerance)
 
     @pytest.mark.parametrize("heads", [3, 34])
-    def test_attend_takes_keys_for_values_in_a_cache_without_values(self, ops: Ops, heads: int) -> None:
+    def test_attend_uses_keys_as_values_in_a_cache_without_values(self, ops: Ops, heads: int) -> None:
         dim, rotated, kind = 96, 32, AttentionKind(0.2)
         cache, frequencies = ops.new_cache(1, 4, dim, values=False), 100.0 ** -torch.linspace(0, 1, rotated // 2)
         keys = torch.empty(0, 1, dim)
@@ -218,7 +220,7 @@ class CacheConformance:
             assert 0 < len(sampled) < len(qkv)
             assert torch.equal(whole, sampled)
 
-    def test_attend_treats_equal_heads_alike(self, ops: Ops) -> None:
+    def test_attend_gives_equal_outputs_for_equal_heads(self, ops: Ops) -> None:
         cache, batch = ops.new_cache(1, 4, 64), paging.batch_of([paging.entry(0, 0, 20, [2])], CAPACITY)
         no_rotation = torch.ones(20, 32), torch.zeros(20, 32)
         qkv = torch.randn(20, 3, 64)[:, [0, 0, 1, 2]]
@@ -230,7 +232,7 @@ class CacheConformance:
         out = ops.run(forward, batch, capture=False)
         assert torch.equal(out[:, 0], out[:, 1])
 
-    def test_causal_attention_layer_ignores_attention_ends_of_images(self, ops: Ops) -> None:
+    def test_causal_attention_layer_ignores_the_attention_ranges_of_images(self, ops: Ops) -> None:
         cache, batch = ops.new_cache(1, 4, 64), paging.batch_of([paging.entry(0, 0, 20, [2])], CAPACITY)
         no_rotation, qkv = (torch.ones(20, 32), torch.zeros(20, 32)), torch.randn(20, 4, 64)
 
@@ -246,13 +248,13 @@ class CacheConformance:
 
     @pytest.mark.parametrize("values", [True, False])
     @pytest.mark.parametrize("kv_heads", [1, 3])
-    def test_page_bytes_equal_size_of_a_new_cache(self, ops: Ops, kv_heads: int, values: bool) -> None:
+    def test_page_bytes_equal_the_size_of_a_page_in_a_new_cache(self, ops: Ops, kv_heads: int, values: bool) -> None:
         cache = ops.new_cache(kv_heads, 5, 64, values)
         assert cache.nbytes == 5 * ops.page_bytes(kv_heads, 64, values)
         assert ops.page_bytes(kv_heads, 64, values) >= (1 + values) * kv_heads * 64 * PAGE_SIZE * ops.kv_bits // 8
         assert not cache.any()
 
-    def test_new_cache_stores_pages_separately(self, ops: Ops) -> None:
+    def test_new_cache_stores_each_page_in_separate_memory(self, ops: Ops) -> None:
         cache = ops.new_cache(2, 3, 64)
         no_rotation, previous = (torch.ones(64, 32), torch.zeros(64, 32)), cache.clone()
         for page in range(3):
@@ -303,19 +305,19 @@ class Conformance(CacheConformance):
         self.near(rows, random_weights.plain(weight))
 
     @pytest.mark.parametrize("form", ["q8_0", "q4k"])
-    def test_matrix_is_quantized_to_the_given_form(self, ops: Ops, form: str) -> None:
+    def test_matrix_is_quantized_to_the_requested_format(self, ops: Ops, form: str) -> None:
         weight, x = torch.randn(48, 256), torch.randn(3, 256)
         out = ops.linear([ops.matrix(weight, QUANT_FORMATS[form])], None)(x)
         self.near(out, x.double() @ weight.double().T, 0.1)
 
     @pytest.mark.parametrize("rows", [45, 48])
     @pytest.mark.parametrize("name", random_weights.ALL)
-    def test_matrix_bytes_equal_size_of_matrix(self, ops: Ops, name: str, rows: int) -> None:
+    def test_matrix_bytes_equal_the_size_of_the_packed_matrix(self, ops: Ops, name: str, rows: int) -> None:
         weight = random_weights.make(name, rows, 256)
         assert ops.matrix(weight).nbytes == ops.matrix_bytes(_on_meta(weight))
 
     @pytest.mark.parametrize("form", QUANT_FORMATS)
-    def test_matrix_bytes_equal_size_of_quantized_matrix(self, ops: Ops, form: str) -> None:
+    def test_matrix_bytes_equal_the_size_of_a_matrix_quantized_at_load(self, ops: Ops, form: str) -> None:
         weight = torch.randn(48, 256)
         quantized = quantize(_on_meta(weight), QUANT_FORMATS[form])
         assert ops.matrix(weight, QUANT_FORMATS[form]).nbytes == ops.matrix_bytes(quantized)
@@ -323,13 +325,13 @@ class Conformance(CacheConformance):
     @pytest.mark.parametrize(
         "names", [("Q4_1",), ("Q8_0", "Q8_0"), ("bfloat16",), ("bfloat16",) * 3, ("Q6_K", "bfloat16")]
     )
-    def test_product_bytes_equal_memory_of_a_product(self, ops: Ops, names: tuple[str, ...]) -> None:
+    def test_product_bytes_equal_the_memory_of_a_linear_product(self, ops: Ops, names: tuple[str, ...]) -> None:
         weights = [random_weights.make(name, 48, 256) for name in names]
         product = ops.linear([ops.matrix(weight) for weight in weights], None)
         assert _unshared_bytes(ops, product) == _product_bytes(ops, weights)
 
     @pytest.mark.parametrize("name", ["Q4_K", "bfloat16"])
-    def test_product_bytes_equal_memory_of_a_mixture(self, ops: Ops, name: str) -> None:
+    def test_product_bytes_equal_the_memory_of_a_mixture_of_experts(self, ops: Ops, name: str) -> None:
         shapes = (64, 256), (64, 256), (256, 256)
         weights = [[random_weights.make(name, *shape) for shape in shapes] for _ in range(4)]
         experts = [Expert([ops.matrix(gate), ops.matrix(up)], ops.matrix(down)) for gate, up, down in weights]
@@ -341,7 +343,9 @@ class Conformance(CacheConformance):
         )  # tables of addresses take a little more
 
     @pytest.mark.parametrize(("names", "gate"), PRODUCTS)
-    def test_linear(self, ops: Ops, names: tuple[str, ...], gate: str | None) -> None:
+    def test_linear_matches_the_float64_product_with_bias_and_gate(
+        self, ops: Ops, names: tuple[str, ...], gate: str | None
+    ) -> None:
         weights = [random_weights.make(name, 48, 64) for name in names]
         bias, x = torch.randn(48 * len(names)), torch.randn(5, 128 if gate else 64)
         step_bytes = ops.step_bytes
@@ -371,12 +375,12 @@ class Conformance(CacheConformance):
         first, second = x.double().chunk(2, -1)
         self.near(ops.gate_mul(x, gate), GATES[gate](first) * second)
 
-    def test_connect_and_gather_in_a_group_of_one_rank(self, connected: Ops) -> None:
+    def test_connect_to_a_group_of_one_rank_makes_gather_return_its_input(self, connected: Ops) -> None:
         for rows in (1, 5, 3000):  # 3000 rows exceed the shared memory
             x = torch.randn(rows, 512)
             assert torch.equal(connected.gather(x, Shares.split(512, 1, 0)), x)
 
-    def test_gather_and_sum_ranks_in_a_group_of_one_rank(self, connected: Ops) -> None:
+    def test_gather_and_sum_ranks_in_a_group_of_one_rank_return_their_input(self, connected: Ops) -> None:
         x = torch.randn(5, 64)
         assert torch.equal(connected.gather(x, Shares.split(64, 1, 0)), x)
         assert torch.equal(connected.sum_ranks(x), x)
@@ -393,14 +397,14 @@ class Conformance(CacheConformance):
         divided = connected.mixture(experts, Routing(2, "shares"), None, shares)(x.clone(), scores)
         self.near(divided, connected.mixture(experts, Routing(2, "shares"))(x.clone(), scores).double())
 
-    def test_rms_norm_adds_in_place(self, ops: Ops) -> None:
+    def test_rms_norm_adds_the_residual_in_place_and_normalizes(self, ops: Ops) -> None:
         weight, hidden, delta = torch.randn(64), torch.randn(3, 64) * 10, torch.randn(3, 64)
         norm, residual = ops.rms_norm(weight, EPS), hidden.clone()
         self.near(norm(residual, delta), _normalized(hidden + delta, weight))
         assert torch.equal(residual, hidden + delta)
         self.near(norm(residual), _normalized(residual, weight))
 
-    def test_layer_norm_adds_in_place(self, ops: Ops) -> None:
+    def test_layer_norm_adds_the_residual_in_place_and_normalizes(self, ops: Ops) -> None:
         weight, bias = torch.randn(2, 64)
         hidden, delta = torch.randn(3, 64) * 10 + 5, torch.randn(3, 64)
         norm, residual = ops.layer_norm(weight, bias, EPS), hidden.clone()
@@ -415,7 +419,9 @@ class Conformance(CacheConformance):
         self.near(ops.activate(x.clone(), activation), ACTIVATIONS[activation](x.double()))
 
     @pytest.mark.parametrize(("size", "lengths"), FRAMES)
-    def test_attend_frames(self, ops: Ops, size: tuple[int, int | None], lengths: tuple[int, ...]) -> None:
+    def test_attend_frames_matches_float64_attention_within_each_frame(
+        self, ops: Ops, size: tuple[int, int | None], lengths: tuple[int, ...]
+    ) -> None:
         (dim, rotated), rows, heads = size, sum(lengths), 3
         qkv = torch.randn(rows, 3 * heads, dim)
         qkv[:, :, rotated or dim :] = 0
@@ -440,11 +446,13 @@ class Conformance(CacheConformance):
         self.near(cos, angles.cos() * 1.25)
         self.near(sin, angles.sin() * 1.25)
 
-    def test_partials_bytes_grow_with_sequences(self, ops: Ops) -> None:
+    def test_partials_bytes_do_not_shrink_with_more_sequences(self, ops: Ops) -> None:
         assert 0 <= ops.partials_bytes(1, 8, 2, 64) <= ops.partials_bytes(8, 8, 2, 64)
 
     @pytest.mark.parametrize(("weights", "alike", "clamp"), MIXTURES)
-    def test_mixture(self, ops: Ops, weights: str, alike: bool, clamp: Clamp | None) -> None:
+    def test_mixture_matches_the_weighted_sum_of_the_chosen_experts(
+        self, ops: Ops, weights: str, alike: bool, clamp: Clamp | None
+    ) -> None:
         """Test experts that all have one format, and experts of mixed formats, for which no fused kernel exists."""
         routing = Routing(2, weights)  # type: ignore[arg-type]
         names = ["Q4_0"] * 4 if alike else ["Q4_0", "Q8_0", "Q4_0", "bfloat16"]
@@ -523,7 +531,7 @@ class Conformance(CacheConformance):
                 expected[row] += share * (down @ (up @ x[row].double()).relu().square())
         self.near(out, expected)
 
-    def test_delta_rule_separates_states_of_sequences(self, ops: Ops) -> None:
+    def test_delta_rule_states_of_two_sequences_are_independent(self, ops: Ops) -> None:
         """A sequence gets equal outputs and states in one step, and in several steps next to another sequence."""
         sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
         weights = DeltaWeights(
@@ -649,14 +657,14 @@ class Conformance(CacheConformance):
         expected = torch.cat((_normalized(first, weights[0]), _normalized(second, weights[1]), rest), dim=1)
         self.near(ops.norm_columns(x.clone(), weights, EPS), expected)
 
-    def test_without_norm_adds_and_does_not_normalize(self, ops: Ops) -> None:
+    def test_without_norm_adds_the_residual_and_does_not_normalize(self, ops: Ops) -> None:
         x, delta = torch.randn(3, 64), torch.randn(3, 64)
         hidden, add = x.clone(), ops.without_norm()
         assert torch.equal(add(hidden), x)
         assert torch.equal(add(hidden, delta), x + delta)
         assert torch.equal(hidden, x + delta)
 
-    def test_state_bytes_equal_size_of_a_slot(self, ops: Ops) -> None:
+    def test_state_bytes_equal_the_size_of_one_state_slot(self, ops: Ops) -> None:
         sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
         weights = DeltaWeights(torch.ones(4, sizes.mixed), torch.ones(4), torch.ones(4), torch.ones(32), EPS)
         cache = ops.delta_rule(sizes, weights).new_cache(3)
@@ -667,7 +675,7 @@ class Conformance(CacheConformance):
         expected = out.double() + x.double() * gate.double().sigmoid()
         self.near(ops.add_gated(out.clone(), x, gate), expected)
 
-    def test_add_returns_the_sum(self, ops: Ops) -> None:
+    def test_add_returns_the_elementwise_sum(self, ops: Ops) -> None:
         out, x = torch.randn(2, 5, 64)
         assert torch.equal(ops.add(out.clone(), x), out + x)
 
@@ -709,7 +717,7 @@ class Conformance(CacheConformance):
         expected = [int(logits[0].argmax()), 7, NON_FINITE, int(logits[3].argmax())]
         assert ops.sample(logits.clone(), sampling).tolist() == expected
 
-    def test_sample_draws_by_probability(self, ops: Ops) -> None:
+    def test_sample_selects_tokens_by_cumulative_probability(self, ops: Ops) -> None:
         logits = torch.tensor([0.2, 0.3, 0.5]).log().repeat(4, 1)
         sampling = drawn((1.0, 0, *OFF, 0.1), (1.0, 0, *OFF, 0.3), (1.0, 0, *OFF, 0.6), (1.0, 2, *OFF, 0.3))
         assert ops.sample(logits, sampling).tolist() == [0, 1, 2, 1]
@@ -719,20 +727,20 @@ class Conformance(CacheConformance):
         logits[:, 5:], logits[:, 2950] = -torch.inf, -80.0
         assert ops.sample(logits, sampling).tolist() == [4]
 
-    def test_sample_masked_respects_masks(self, ops: Ops) -> None:
+    def test_sample_masked_returns_only_tokens_that_the_mask_allows(self, ops: Ops) -> None:
         logits = torch.arange(40.0).flip(0).repeat(3, 1)
         masks = {row: np.packbits(np.isin(np.arange(40), allowed), bitorder="little") for row, allowed in
                  ((2, [5, 9]), (0, [39]))}  # fmt: skip
         sampling = drawn((1.0, 0, *OFF, 0.5), (0.0, 0, *OFF, 0.0), (0.0, 0, *OFF, 0.0), again=True)
         assert ops.sample_masked(logits, masks, sampling) == [5, 39]
 
-    def test_sample_masked_draws_in_proportion(self, ops: Ops) -> None:
+    def test_sample_masked_draws_allowed_tokens_in_proportion_to_their_probability(self, ops: Ops) -> None:
         logits = torch.tensor([0.1, 0.2, 0.4, 0.3]).log().repeat(3, 1)
         masks = {row: np.array([0b1011], np.uint8) for row in range(3)}  # allowed: 1/6, 2/6, 3/6
         rows = ((1.0, 0, *OFF, 0.1), (1.0, 0, *OFF, 0.4), (1.0, 0, *OFF, 0.6))
         assert ops.sample_masked(logits, masks, drawn(*rows, again=True)) == [0, 1, 3]
 
-    def test_sample_adjusts_logits_and_restores_them(self, ops: Ops) -> None:
+    def test_sample_applies_logit_adjustments_and_restores_the_logits(self, ops: Ops) -> None:
         logits = torch.randn(4, 90).repeat(3, 1)
         adjusted, before = logits.double(), logits.clone()
         cells: list[list[tuple[int, float]]] = [[] for _ in range(36)]
@@ -780,7 +788,7 @@ class Conformance(CacheConformance):
             assert all(len(set(row)) == min(20, width) for row in ids.tolist())
         assert ops.log_probabilities(logits, tokens, 0)[1].shape == (5, 0)
 
-    def test_run_computes_each_batch_also_with_a_captured_graph(self, ops: Ops) -> None:
+    def test_run_gives_correct_results_with_and_without_a_captured_graph(self, ops: Ops) -> None:
         """A graph captured for a shape also serves other tokens of the same shape."""
         forward = _Model(ops)
         buffers = StepBuffers(CAPACITY, paging.CPU, ops.fixed_addresses)

@@ -58,7 +58,7 @@ def test_many_rows_with_few_columns_are_bit_identical_to_rows_alone(native: Nati
         assert torch.equal(linear(x[rows]), together[rows])
 
 
-def test_matrix_without_its_codebook_is_packed_larger_with_equal_products(native: NativeOps) -> None:
+def test_matrix_packed_without_its_codebook_is_larger_and_gives_equal_products(native: NativeOps) -> None:
     weight, x = decode_random("IQ2_XXS", 20, 2), torch.randn(7, 512)
     indexes, codes = native.matrix(weight), native.matrix(replace(weight, codebook=None))
     assert indexes.nbytes < codes.nbytes

@@ -59,7 +59,9 @@ def test_native_quantization_of_extreme_groups_matches_torch(native: NativeOps, 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e6])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_matrices_that_cannot_be_quantized_stay_plain(native: NativeOps, dtype: torch.dtype, bad: float) -> None:
+def test_matrix_with_non_finite_or_huge_values_is_not_quantized(
+    native: NativeOps, dtype: torch.dtype, bad: float
+) -> None:
     weight = heavy_tailed(50, 512).to(dtype)
     weight[49, 3] = bad
     matrix = native.matrix(weight, QUANT_FORMATS["q4k"])

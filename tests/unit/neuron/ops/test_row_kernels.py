@@ -62,7 +62,9 @@ def test_gelu_is_accurate_for_large_negative_and_positive_inputs(native: NativeO
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("name", ["Q4_0", "bfloat16"])
 @pytest.mark.parametrize("columns", [96, 17 * 32, 520 * 32])  # around 16 and 512 groups, which are rounded at once
-def test_gated_product_applies_its_gate(native: NativeOps, columns: int, name: str, gate: str) -> None:
+def test_fused_gate_of_a_product_equals_a_separate_gate_operation(
+    native: NativeOps, columns: int, name: str, gate: str
+) -> None:
     matrix, x = native.matrix(random_weights.make(name, 40, columns)), torch.randn(9, 2 * columns)
     expected = native.linear([matrix], None)(native.gate_mul(x, gate))
     assert torch.equal(native.linear([matrix], None, gate)(x), expected)

@@ -82,7 +82,7 @@ def test_filters_keep_or_remove_tokens_with_equal_logits_together(native: Native
         assert (len(tokens.unique()) == 1) == (filters[1] == 0)
 
 
-def test_row_draws_the_same_token_alone_and_beside_others(native: NativeOps) -> None:
+def test_row_samples_the_same_token_alone_and_in_a_batch(native: NativeOps) -> None:
     logits = torch.randn(40, 5000) * 2
     rows = [FILTERS[row % len(FILTERS)] + (row / 40,) for row in range(40)]
     rows[::7] = [(0, *row[1:]) for row in rows[::7]]
@@ -148,7 +148,7 @@ def test_logit_adjustments_of_token_ids_outside_the_vocabulary_change_no_memory(
     assert not memory.any()
 
 
-def test_row_has_the_same_log_probabilities_alone_and_beside_others(native: NativeOps) -> None:
+def test_row_has_the_same_log_probabilities_alone_and_in_a_batch(native: NativeOps) -> None:
     logits, tokens = torch.randn(20, 3000), torch.arange(20)
     together = native.log_probabilities(logits, tokens, 5)
     for row in range(20):
@@ -160,7 +160,7 @@ def test_row_has_the_same_log_probabilities_alone_and_beside_others(native: Nati
 
 
 @pytest.mark.parametrize("width", [40, 4097, 50_000])
-def test_among_equal_logits_the_tokens_with_the_lowest_ids_are_the_likeliest(native: NativeOps, width: int) -> None:
+def test_top_log_probabilities_with_equal_logits_list_the_lowest_token_ids_first(native: NativeOps, width: int) -> None:
     logits = torch.randint(0, 6, (4, width)).float()
     logits[1] = 2.0
     logits[2] = -torch.inf

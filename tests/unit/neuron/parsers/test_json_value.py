@@ -61,7 +61,7 @@ def read_in_pieces(text: str, size: int) -> str:
 
 @settings(max_examples=CASES, derandomize=True)
 @given(st.lists(PIECES, max_size=14).map("".join), st.integers(1, 5))
-def test_repaired_arguments_are_valid_json_and_do_not_depend_on_the_split(text: str, size: int):
+def test_repaired_json_arguments_are_valid_and_independent_of_chunk_boundaries(text: str, size: int):
     text = "{" + text
     result = repaired(text, size)
     assert result == repaired(text, 1) == repaired(text, len(text))

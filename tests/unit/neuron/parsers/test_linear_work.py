@@ -65,7 +65,7 @@ def work(format_name: str, text: str, size: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("format_name", BODIES)
 @pytest.mark.parametrize("filling", ["abcdefgh", "< <t </p", "        ", "[[((]))]", "\\n\\u00e9"])
-def test_parsing_twice_the_text_takes_at_most_about_twice_the_work(format_name: str, filling: str):
+def test_parsing_text_twice_as_long_takes_at_most_about_twice_the_work(format_name: str, filling: str):
     head, tail = BODIES[format_name]
     single_work, unread = work(format_name, head + filling * 30 + tail, 1)
     double_work, double_unread = work(format_name, head + filling * 60 + tail, 1)
@@ -85,7 +85,7 @@ def test_tool_call_with_100_kb_of_arguments_is_parsed_character_by_character(for
     assert not reader.call_is_open
 
 
-def test_parsing_twice_the_list_in_gemmas_notation_takes_about_twice_the_work():
+def test_parsing_a_gemma_list_twice_as_long_takes_about_twice_the_work():
     def of(count: int) -> int:
         items = ",".join(['{a:<|"|>x,<|"|>,b:[1,null]}'] * count)
         return work("gemma4", f"<|tool_call>call:write_file{{lines:[{items}]}}<tool_call|>", 1)[0]
@@ -93,7 +93,7 @@ def test_parsing_twice_the_list_in_gemmas_notation_takes_about_twice_the_work():
     assert of(120) < 2.2 * of(60)
 
 
-def test_parsing_twice_the_commas_in_unquoted_gemma_text_takes_about_twice_the_work():
+def test_parsing_unquoted_gemma_text_with_twice_the_commas_takes_twice_the_work():
     def of(count: int) -> int:
         return work("gemma4", f'<|tool_call>call:write_file{{content:{"a, " * count}<|"|>}}<tool_call|>', 1)[0]
 

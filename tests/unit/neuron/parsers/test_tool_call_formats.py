@@ -76,7 +76,7 @@ def test_string_arguments_of_tool_calls_are_streamed(format_name: str, head: str
         ("pythonic", "[get_weather(days=3"),
     ],
 )
-def test_arguments_that_are_no_strings_are_returned_when_complete(format_name: str, text: str):
+def test_arguments_that_are_not_strings_are_returned_only_when_complete(format_name: str, text: str):
     reader = parser(format_name)
     assert join_events([event for char in text for event in reader.push(char)]) == [
         ("call", "get_weather", '{"days": ')

@@ -41,7 +41,7 @@ input()
 
 
 @pytest.mark.parametrize("exits", ["", "end_sandboxes(); os._exit(0)"])
-def test_sandbox_process_in_the_middle_of_work_ends_with_its_program(tmp_path, exits):
+def test_busy_sandbox_process_ends_when_its_program_ends(tmp_path, exits):
     (tmp_path / "endless.py").write_text(_MODULE)
     os.mkfifo(tmp_path / "pids")
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -110,7 +110,7 @@ def test_failed_start_of_a_sandbox_process_leaves_no_socket_open() -> None:
     assert open_descriptors() == before
 
 
-def test_two_threads_that_start_a_spare_process_at_once_start_only_one() -> None:
+def test_threads_that_start_a_spare_sandbox_process_at_once_start_only_one() -> None:
     before = set(psutil.Process().children())
     together = threading.Barrier(8)
 

@@ -45,7 +45,7 @@ ATTRIBUTES = (
         {"frequency_penalty": -2, "presence_penalty": 2.0, "temperature": None, "seed": None, "max_tokens": 1},
     ],
 )
-def test_chat_read_without_pydantic_equals_the_validated_request(options: dict[str, Any]) -> None:
+def test_text_chat_read_without_pydantic_equals_the_pydantic_request(options: dict[str, Any]) -> None:
     text, validated = TextChat.of(BODY | options), ChatRequest.from_value(BODY | options)
     assert text is not None
     for name in ATTRIBUTES:
@@ -87,7 +87,7 @@ def test_chat_read_without_pydantic_equals_the_validated_request(options: dict[s
         {"messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=fa690;\n\nBe brief."}]},
     ],
 )
-def test_chat_with_other_options_or_invalid_values_is_left_to_pydantic(options: dict[str, Any]) -> None:
+def test_chat_with_unsupported_options_is_not_parsed_without_pydantic(options: dict[str, Any]) -> None:
     assert TextChat.of(BODY | options) is None
 
 

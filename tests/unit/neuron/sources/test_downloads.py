@@ -184,7 +184,7 @@ async def test_package_huggingface_hub_can_read_the_cache(hub: FakeHub, node: No
     assert {file.file_name for file in revision.files} == set(hub.repositories["org/dense"])
 
 
-async def test_hub_listing_without_sizes_and_hashes_is_sufficient(hub: FakeHub, node: Node):
+async def test_download_works_if_the_hub_lists_no_sizes_and_hashes(hub: FakeHub, node: Node):
     listing = {"sha": "0" * 40, "siblings": [{"rfilename": FILE}]}
     hub.inject("list", Fault(body=json.dumps(listing).encode()))
     usual = hub.answer

@@ -100,7 +100,7 @@ def test_each_pre_tokenizer_splits_text_as_in_llama_cpp(names, text, pieces):
         assert "|".join(cut) == pieces, name
 
 
-def test_deepseek_v3_encoding_equals_its_tokenizer_json(deepseek_v4):
+def test_gguf_encoding_of_deepseek_v3_equals_that_of_its_tokenizer_json(deepseek_v4):
     path = deepseek_v4 / "tokenizer.json"
     file, library = json.loads(path.read_text(encoding="utf-8")), Backend.from_file(str(path))
     tokens = {token_id: token for token, token_id in library.get_vocab(with_added_tokens=True).items()}
@@ -136,7 +136,7 @@ def test_qwen_tokenizer_normalizes_text_to_nfc(vocabulary):
     assert vocabulary("qwen2").encode("e\u0301") == vocabulary("qwen2").encode("é")
 
 
-def test_control_and_user_defined_tokens_are_encoded(byte_metadata):
+def test_control_and_user_defined_tokens_are_encoded_as_single_tokens(byte_metadata):
     tokenizer = from_gguf(byte_metadata)
     ids = tokenizer.encode("he<|control|><mark é>")
     assert ids == [256, 257, 258]
@@ -231,7 +231,7 @@ def with_types(metadata: dict[str, Any], types: list[int] | None, template: str 
 
 
 @pytest.mark.parametrize("types", [[1] * 5, [5] * 5, [0] * 5, None])
-def test_control_tokens_of_the_template_with_a_wrong_type_in_the_file_are_corrected(byte_metadata, types, caplog):
+def test_wrong_types_of_control_tokens_in_the_template_are_corrected(byte_metadata, types, caplog):
     tokenizer = from_gguf(with_types(byte_metadata, types))
     assert tokenizer.eos_ids == {0, 258}
     assert tokenizer.encode("<|im_start|><|im_end|><think>") == [257, 258, 259]
@@ -253,7 +253,7 @@ def test_end_token_of_type_user_defined_becomes_a_control_token(byte_metadata):
     assert tokenizer.decode([257, 258]) == "<|im_start|>"
 
 
-def test_wrong_type_of_a_bos_or_eos_token_is_corrected_only_if_it_looks_like_one(byte_metadata):
+def test_wrong_type_of_bos_or_eos_is_corrected_only_for_text_like_a_control_token(byte_metadata):
     metadata = with_keys(with_types(byte_metadata, [1] * 5, ""), eos_token_id=260, bos_token_id=65)
     tokenizer = from_gguf(metadata)
     assert tokenizer.encode("<|other|>") == [260]

@@ -223,7 +223,7 @@ def test_tool_results_for_kimi_refer_to_the_ids_that_its_template_writes(models)
     assert calls == re.findall(r"## Return of (\S+?)\\n", prompt) == ["functions.get_weather:0", "functions.clock:1"]
 
 
-def test_two_results_of_one_tool_call_become_one(models):
+def test_two_results_with_the_id_of_one_tool_call_are_joined(models):
     twice = conversation(results=[FIRST_RESULT, SECOND_RESULT, FIRST_RESULT | {"content": "More"}])
     joined = conversation(results=[FIRST_RESULT | {"content": "ResOne\nMore"}, SECOND_RESULT])
     for name, template in models.items():

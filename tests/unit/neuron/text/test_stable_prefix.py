@@ -90,7 +90,7 @@ def test_stable_prompt_prefix_is_unchanged_by_edits_for_every_template(templates
     assert long_enough > 60
 
 
-def test_stable_prefix_with_content_parts_equals_that_with_plain_text(templates, vocabulary):
+def test_stable_prefix_is_the_same_for_content_parts_and_plain_text(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen3.5-4B"], {})
     plain = [SYSTEM, HELLO, HI, {"role": "user", "content": LAST_MESSAGE}]
     assert (

@@ -61,6 +61,6 @@ def test_only_text_that_may_begin_a_stop_string_is_held_back():
     assert filter.matched == "\n\nUser:"
 
 
-def test_without_stop_strings_all_text_is_passed_on():
+def test_text_is_returned_unchanged_if_there_are_no_stop_strings():
     assert StopStrings([]).push("text") == ("text", False)
     assert StopStrings([""]).push("text") == ("text", False)

@@ -147,7 +147,7 @@ def test_text_that_already_ends_with_the_added_end_token_gets_no_second_one(
     assert tokenizer.offsets(text) == offsets
 
 
-def test_eos_is_added_as_the_tokenizer_files_say(tmp_path):
+def test_tokenizer_files_decide_whether_eos_is_added_to_a_text(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 256), ("</s>", 257)]
@@ -257,7 +257,7 @@ def test_too_long_added_tokens_are_rejected(tmp_path: Path) -> None:
         ({"config": {"eos_token_id": [True, -1, 5000, "x", 2.0], "text_config": []}}, {258}),
     ],
 )
-def test_end_tokens_come_from_the_first_configuration_that_has_any(tmp_path, files, ends):
+def test_end_tokens_are_read_from_the_first_configuration_file_that_lists_any(tmp_path, files, ends):
     assert from_directory(write_directory(tmp_path, byte_level_backend(), **files)).eos_ids == ends
 
 

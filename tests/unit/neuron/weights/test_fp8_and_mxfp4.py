@@ -121,7 +121,7 @@ def test_invalid_fp8_tensors_are_rejected(
         checkpoint_of(tmp_path, tensors | {"model.norm.weight": torch.ones(2)}, FP8 | settings)
 
 
-def test_mxfp4_keeps_its_codes_and_equals_transformers(tmp_path: Path) -> None:
+def test_mxfp4_codes_are_kept_and_values_equal_transformers(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.gate_up_proj"
     blocks = torch.randint(0, 256, (3, 6, 4, 16), dtype=torch.uint8)
     scales = torch.randint(100, 140, (3, 6, 4), dtype=torch.uint8)

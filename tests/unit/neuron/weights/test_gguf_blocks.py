@@ -40,7 +40,7 @@ def test_decoded_random_gguf_blocks_equal_the_gguf_package_bit_for_bit(kind: str
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_single_gguf_block_decodes_as_within_a_row(kind: str) -> None:
+def test_single_gguf_block_decodes_to_the_same_weights_as_within_a_row(kind: str) -> None:
     stored, weights = random_blocks(kind, rows=2, blocks=5), BLOCK_SIZES[GgmlType[kind]][0]
     together = decode(GgmlType[kind], stored[0].copy(), (1, 5 * weights))
     single = decode(GgmlType[kind], stored[0][: len(stored[0]) // 5].copy(), (1, weights))
@@ -215,7 +215,7 @@ def test_mxfp4_scales_are_float16_if_no_weight_changes() -> None:
     assert decode(GgmlType.MXFP4, stored.reshape(-1).copy(), weights.shape).scale.unit.dtype == torch.float32
 
 
-def test_growth_of_a_gguf_type_is_its_memory_size_relative_to_the_file() -> None:
+def test_growth_factor_of_a_gguf_type_is_its_memory_size_per_file_size() -> None:
     assert growth(GgmlType.IQ2_XXS) == (64 + 4 + 8) / 66  # per 8 weights, an index of 8 bits and 8 signs
     assert growth(GgmlType.IQ3_S) == (104 + 2 + 8) / 110  # per 4 weights, an index of 9 bits and 4 signs
     assert growth(GgmlType.IQ1_S) == (48 + 4 + 8) / 50  # per 8 weights, an index of 11 bits and a bit for the shift

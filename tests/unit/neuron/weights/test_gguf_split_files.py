@@ -132,7 +132,7 @@ def test_part_count_of_a_split_gguf_that_is_not_a_number_is_rejected(write_gguf:
         GgufFile.open(path)
 
 
-def test_list_of_gguf_models_has_first_parts_and_single_files_but_no_mmproj_or_mtp_files(folder: Path) -> None:
+def test_gguf_model_list_has_single_files_and_first_parts_but_no_companion_files(folder: Path) -> None:
     companions = ("mmproj-tiny.gguf", "tiny.mmproj-Q8_0.gguf", "mtp-tiny-Q8_0.gguf", "tiny-imatrix.gguf")
     for name in ("other.gguf", *companions, "notes.txt", "half-00002-of-00002.gguf"):
         (folder / name).write_bytes(b"")

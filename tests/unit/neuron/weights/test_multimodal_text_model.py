@@ -55,7 +55,7 @@ NESTED = {"model_type": "some", "text_config": {"model_type": "gemma3_text", "hi
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_output_head_is_found_inside_or_outside_the_tensors_of_the_text_model(prefix: str, tmp_path: Path) -> None:
+def test_output_head_is_found_at_the_top_level_or_under_the_text_model_prefix(prefix: str, tmp_path: Path) -> None:
     head = "language_model.lm_head.weight" if prefix.startswith("language") else "lm_head.weight"
     names = ["model.visual.patch.weight", f"{prefix}embed_tokens.weight", head, "mtp.fc.weight", "audio_tower.x"]
     with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:

@@ -94,7 +94,7 @@ def test_rows_not_divisible_into_blocks_get_a_format_of_at_least_equal_precision
 
 
 @pytest.mark.parametrize("quant", ["", "bf16", "f16", "f32"])
-def test_quant_names_of_unquantized_formats_do_not_quantize(quant: str) -> None:
+def test_names_of_unquantized_formats_disable_quantization(quant: str) -> None:
     assert form(LAYER.format(14) + "mlp.up_proj.weight", quant) is None
     assert QuantPolicy(quant, 28).quant == ""
 

@@ -106,7 +106,7 @@ async def test_invalid_grammar_fails_only_its_request(client: EngineClient, toke
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_cancel_during_the_compilation_of_its_grammar_frees_the_request(
+async def test_request_canceled_during_its_grammar_compilation_frees_its_pages(
     client: EngineClient, tokenizer: Tokenizer
 ) -> None:
     tasks = [asyncio.create_task(complete(client, tokenizer, SLOW)) for _ in range(3)]
@@ -133,7 +133,7 @@ def fetched(grammars: Grammars, count: int) -> list[tuple[int, GrammarFailure | 
     return compiled
 
 
-def test_matcher_that_hits_a_parser_limit_does_not_fail_later_matchers_of_its_grammar(
+def test_grammar_matcher_that_hits_a_parser_limit_does_not_fail_later_matchers(
     smollm2_gguf: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 500)

@@ -296,7 +296,7 @@ class RecordingDrafter(Drafter):
         super().learn(drafted, accepted)
 
 
-def test_drafts_of_forced_tokens_are_limited_in_length_and_not_learned_by_the_drafter(tokenizer: LLTokenizer) -> None:
+def test_forced_token_drafts_respect_the_draft_limit_and_do_not_train_the_drafter(tokenizer: LLTokenizer) -> None:
     grammar = LLMatcher.grammar_from_regex("(yes|no): " + "the quick brown fox jumps over the lazy dog, " * 20)
     scheduler = Scheduler(EngineOptions(), PagePool(1000, 4))
     sequence = Sequence(request(0, grammar, max_tokens=400), matcher=GrammarMatcher(LLMatcher(tokenizer, grammar)))

@@ -109,7 +109,7 @@ VOCABULARIES = ("qwen2_5_tokenizer", "llama3_2_tokenizer", "mistral_nemo_tokeniz
 
 
 @pytest.mark.parametrize("model", daily(("qwen2_5_tokenizer",), VOCABULARIES))
-def test_after_any_drafts_the_matcher_equals_a_fresh_matcher_of_the_same_tokens(
+def test_matcher_after_random_drafts_equals_a_new_matcher_with_the_same_tokens(
     model: str, request: pytest.FixtureRequest
 ) -> None:
     path: Path = request.getfixturevalue(model)
@@ -129,7 +129,7 @@ def test_after_any_drafts_the_matcher_equals_a_fresh_matcher_of_the_same_tokens(
 
 
 @pytest.mark.parametrize("format_name", daily(DAILY_FORMATS, TOOL_CALL_FORMATS))
-def test_after_any_drafts_the_matcher_of_a_tool_call_grammar_equals_a_fresh_matcher(format_name: str) -> None:
+def test_tool_call_matcher_after_random_drafts_equals_a_new_matcher(format_name: str) -> None:
     known = byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers))
     for parallel in (True, False):
         grammar = for_tools(format_name, TOOLS, "required", parallel, token_id=known.token_id)

@@ -16,7 +16,7 @@ def cached_pages(pool: PagePool, *hashes: bytes) -> list[int]:
     return pages
 
 
-def test_page_pool_hands_out_pages_in_ascending_order_also_after_they_were_given_back() -> None:
+def test_page_pool_takes_the_free_pages_with_the_lowest_numbers_first() -> None:
     pool = PagePool(5, 4)
     assert pool.take(2) == [0, 1]
     assert pool.take(3) == [2, 3, 4]
@@ -74,7 +74,7 @@ def test_page_that_a_sequence_shares_is_not_evicted() -> None:
         pool.take(1)
 
 
-def test_second_page_registered_with_the_same_hash_is_not_cached() -> None:
+def test_second_page_registered_under_a_cached_hash_is_not_cached() -> None:
     pool = PagePool(3, 4)
     first, second = pool.take(2)
     pool.register(first, A)

@@ -295,7 +295,7 @@ def test_prefix_cache_miss_after_an_eviction_reports_the_first_evicted_page() ->
     assert simulation.finish()[0].miss == PrefixMiss(position=sequence.cached, reason="evicted")
 
 
-def test_prompts_remembered_to_explain_misses_are_bounded_and_one_per_conversation(
+def test_prompts_kept_to_explain_cache_misses_are_few_and_one_per_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache_miss, "_MOST_TOKENS", 4000)

@@ -73,7 +73,7 @@ def test_next_turn_starts_from_the_state_snapshot_at_the_end_of_the_first_prompt
     assert simulation.run([*first.tokens, *token_range(9, 900)]).cached == 7 * PAGE, "the last full page ends at 28"
 
 
-def test_output_of_a_sequence_adds_a_second_state_snapshot() -> None:
+def test_second_state_snapshot_is_saved_at_the_end_of_the_output() -> None:
     simulation = Simulation()
     first = simulation.run(token_range(30), max_tokens=21)
     assert simulation.states.snapshots == 2, "one after the prompt, one after the output"
@@ -188,7 +188,7 @@ def test_snapshot_that_a_prompt_waiting_for_image_budget_needs_is_not_evicted() 
     assert simulation.states.idle
 
 
-def test_snapshot_that_a_prompt_waiting_for_image_budget_needs_survives_its_replacement() -> None:
+def test_snapshot_needed_by_a_waiting_image_prompt_survives_a_newer_snapshot() -> None:
     """The sequence that took the snapshot in its output replaces the snapshot at the end of the next page."""
     simulation = Simulation(snapshots=3, max_step_tokens=9)
     first = simulation.add(token_range(3), max_tokens=15)

@@ -16,7 +16,7 @@ def test_memory_request_is_granted_completely_if_enough_memory_is_free() -> None
     assert divide(request, 10_000 * MIB) == MemoryGrant(total=1730 * MIB, pages=512, sequences=8, snapshots=10)
 
 
-def test_kv_cache_shrinks_to_its_minimum_before_the_load_is_rejected() -> None:
+def test_kv_cache_is_reduced_to_its_minimum_before_a_load_is_rejected() -> None:
     pages = {free: divide(needs(), free * MIB).pages for free in (4000, 2000, 1500, 1300, 1232)}
     assert pages == {4000: 512, 2000: 200, 1500: 128, 1300: 50, 1232: 32}
     with pytest.raises(DoesNotFitError):

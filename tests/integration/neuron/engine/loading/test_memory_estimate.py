@@ -164,7 +164,7 @@ def test_memory_estimate_matches_the_memory_of_smollm2(smollm2_gguf: Path) -> No
     assert estimate.page == runner.facts.kv_bytes // runner.facts.kv_pages
 
 
-def test_weight_on_the_meta_device_has_the_format_of_the_tensor_that_is_read(smollm2_gguf: Path) -> None:
+def test_meta_tensor_of_a_gguf_weight_has_the_format_of_the_real_tensor(smollm2_gguf: Path) -> None:
     with open_checkpoint(smollm2_gguf) as checkpoint:
         for name in ("model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"):
             real = checkpoint.read(name)

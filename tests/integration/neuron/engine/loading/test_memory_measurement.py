@@ -115,7 +115,7 @@ def test_memory_request_for_several_ranks_uses_their_largest_need_and_least_free
     assert (request.weights, request.step, request.free) == (700, 2 * 40, 4000)
 
 
-def test_rank_reports_the_memory_of_measured_steps_and_is_then_allocated_anew(
+def test_rank_reports_measured_step_memory_and_then_allocates_a_new_runner(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank answers the messages of rank 0 in its own process; here, without other ranks."""
@@ -168,7 +168,7 @@ def test_steps_run_to_measure_memory_cover_all_sampling_kernels() -> None:
     assert found == {(False, False, False), (True, False, False), (True, True, True)}
 
 
-def test_free_memory_reported_for_several_ranks_is_that_of_the_fullest_device() -> None:
+def test_free_memory_reported_for_several_ranks_is_the_least_of_all_devices() -> None:
     readings = [DeviceHealth(index=i, vram_used_mb=0, vram_free_mb=free) for i, free in enumerate((900, 700, 100))]
     assert least_free(800 << 20, ["cuda:0", "cuda:1"], readings) == 700 << 20
     assert least_free(600 << 20, ["cuda:0", "cuda:1"], readings) == 600 << 20

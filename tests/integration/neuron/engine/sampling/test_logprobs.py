@@ -24,7 +24,7 @@ def test_log_probabilities_are_returned_only_for_requested_rows_and_counts() -> 
     assert logprobs_by_row[2][1] == []
 
 
-def test_token_that_replaces_the_sampled_one_gets_its_own_log_probability() -> None:
+def test_replacement_of_a_sampled_token_gets_its_own_log_probability() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0]])
     logprobs = Logprobs(OPS, logits, {0: 1, 1: 1}, torch.tensor([2, 1]))
     logprobs_by_row = logprobs.read([2, 0])

@@ -36,7 +36,7 @@ def test_draft_follows_the_longest_match_or_the_latest_of_equal_length() -> None
     assert Drafter([4, 5, 6, 7, 8, 50, 4, 5, 6, 7, 8, 51, 4, 5, 6, 7, 8]).draft(1) == (51,)
 
 
-def test_draft_longer_than_the_remaining_text_repeats_the_period() -> None:
+def test_draft_longer_than_the_text_after_the_match_repeats_the_period() -> None:
     assert Drafter([9, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3]).draft(4) == (1, 2, 3, 1)
 
 
@@ -85,7 +85,7 @@ def test_first_draft_of_a_long_prompt_reads_only_a_bounded_part_at_its_end() -> 
     assert sum(reads) < 3 * ngrams_and_counts._MAX_OLDER
 
 
-def test_accepted_drafts_lengthen_the_next_and_rejected_ones_require_longer_matches() -> None:
+def test_drafts_grow_after_acceptance_and_need_longer_matches_after_rejection() -> None:
     tokens = [*TEXT, *TEXT[:20]]
     drafter = Drafter(tokens)
     for expected in (4, 8, 10, 10):

@@ -35,7 +35,7 @@ class CountingList(list[int]):
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_token_counts_equal_a_recount_of_the_growing_token_list(start: int) -> None:
+def test_incremental_token_counts_equal_a_recount_of_all_tokens(start: int) -> None:
     chance = random.Random(1)
     tokens = chance.choices(range(2000), k=8)
     counted = TokenCounts(tokens, start)
@@ -101,7 +101,7 @@ def test_repetition_penalty_covers_a_token_that_is_not_yet_read_from_the_device(
     assert Sampled(ops, logits, sampling, torch.tensor(last)).read() == [3, chosen]
 
 
-def test_sequence_with_a_repetition_penalty_can_be_planned_ahead() -> None:
+def test_step_ahead_can_be_planned_for_a_sequence_with_a_repetition_penalty() -> None:
     decoding = sequence([1, 2])
     decoding.computed = 1
     assert allows_planning_ahead([PlanEntry(decoding, 1)])

@@ -131,7 +131,7 @@ def test_segments_older_than_30_days_are_deleted(tmp_path: Path, opened: Open) -
     assert not segment.exists()
 
 
-def test_namespace_is_usable_after_all_its_expired_segments_were_deleted(tmp_path: Path, opened: Open) -> None:
+def test_saved_prompt_namespace_works_after_its_expired_segments_were_deleted(tmp_path: Path, opened: Open) -> None:
     opened("a").write(key(0), [b"x"])
     (old,) = (tmp_path / "a").glob("*.segment")
     os.utime(old, (1, 1))
@@ -291,7 +291,7 @@ def test_saved_prompts_on_a_read_only_disk_are_read_and_one_warning_is_logged(
     assert len(caplog.records) == 1 and "Read-only file system" in caplog.text
 
 
-def test_disk_that_is_full_during_a_write_loses_only_the_page_being_written(opened: Open, tmp_path: Path) -> None:
+def test_full_disk_during_a_write_loses_only_the_page_that_is_being_written(opened: Open, tmp_path: Path) -> None:
     store = opened("a")
     store.write(key(0), [b"x"])
     assert store._file is not None

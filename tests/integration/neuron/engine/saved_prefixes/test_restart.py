@@ -313,7 +313,7 @@ async def test_cleared_state_snapshots_are_computed_again(folder: Path, tmp_path
         assert await answer(client) == (computed[0], 0)
 
 
-async def test_two_engines_at_once_save_prompts_into_one_folder(folder: Path, tiny_gguf: Path) -> None:
+async def test_two_concurrent_engines_can_save_prompts_into_one_folder(folder: Path, tiny_gguf: Path) -> None:
     async with engine(tiny_gguf) as first, engine(tiny_gguf) as second:
         computed = await asyncio.gather(answer(first), answer(second))
         assert computed[0][0] == computed[1][0]  # a slow engine may read what the other one has saved

@@ -190,7 +190,7 @@ def test_measured_disk_speed_excludes_the_time_the_reader_waits_for_the_engine_l
     assert node.store.use.read_bytes == 6 * 4096 and node.store.use.read_ms == 0
 
 
-def test_one_slow_first_read_does_not_disable_reading_for_ever(engine: Callable[..., Engine]) -> None:
+def test_slow_first_read_from_disk_does_not_disable_later_reads(engine: Callable[..., Engine]) -> None:
     node = engine()
     node.store.learn(PAGE_SIZE, PAGE_SIZE * 1e-5)
     node.store._reader.bytes_per_sec = 1e3  # a disk that had to spin up

@@ -94,7 +94,7 @@ def test_draft_gate_reaches_the_speedup_that_cost_and_acceptance_rate_allow(
     assert simulation.gate.gain >= gain * 0.9
 
 
-def test_draft_gate_stays_closed_if_drafts_cost_more_than_they_gain() -> None:
+def test_draft_gate_permits_few_drafts_if_drafts_cost_more_than_they_save() -> None:
     simulation = Simulation(0.45)
     assert simulation.run(1000, acceptance=0.4) >= 0.97
     assert simulation.drafted < 120

@@ -104,7 +104,7 @@ def test_all_sequences_of_a_single_principal_decode_in_every_step() -> None:
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_steps_grow_with_the_load_although_only_small_batches_were_measured(cost: dict[str, float]) -> None:
+def test_batch_size_grows_with_load_although_only_small_batches_were_measured(cost: dict[str, float]) -> None:
     """The step controller must not keep a batch small because it has measured only small batches."""
     loop = ClosedLoop({"heavy": 1}, **cost)
     for _ in range(40):
@@ -115,7 +115,7 @@ def test_steps_grow_with_the_load_although_only_small_batches_were_measured(cost
     assert median(rows[300:]) >= 16
 
 
-def test_most_steps_have_a_multiple_of_eight_tokens() -> None:
+def test_most_steps_have_a_token_count_that_is_a_multiple_of_eight() -> None:
     """Step sizes repeat, because a step of a new size is slower: its graph must be captured."""
     loop = ClosedLoop({"heavy": 120}, base=0.010, row=0.002, token=0.004, noise=0.5)
     for _ in range(200):
@@ -124,7 +124,7 @@ def test_most_steps_have_a_multiple_of_eight_tokens() -> None:
     assert sum(size % 8 == 0 for size in sizes) >= 300
 
 
-def test_sequences_of_a_principal_with_many_requests_take_turns() -> None:
+def test_sequences_of_a_principal_with_many_requests_decode_in_turns() -> None:
     loop = ClosedLoop({"heavy": 40, "light": 2}, base=0.010, row=0.002, token=0.0001)
     loop.run(20)
     last: dict[Sequence, int] = {}

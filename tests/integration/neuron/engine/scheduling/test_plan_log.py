@@ -106,7 +106,7 @@ def quarter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, VirtualHour
         ("_MIN_HEAVY_TOKENS", 24),
     ],
 )
-def test_replay_with_a_changed_scheduler_constant_reports_the_first_different_plan(
+def test_replay_with_a_changed_constant_stops_at_the_first_different_plan(
     quarter: tuple[Path, VirtualHour], monkeypatch: pytest.MonkeyPatch, constant: str, value: float
 ):
     path, hour = quarter

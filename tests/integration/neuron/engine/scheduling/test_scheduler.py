@@ -46,7 +46,7 @@ def test_decode_rows_come_first_and_prompt_chunks_get_the_remaining_token_budget
     assert planned(scheduler) == [(1, 1), (2, 9)]
 
 
-def test_image_computed_in_one_step_leaves_no_tokens_for_a_long_prompt() -> None:
+def test_image_that_fills_a_step_delays_the_next_chunk_of_a_long_prompt() -> None:
     """The image must be computed in one step. The long prompt then waits for the next step."""
     scheduler = Scheduler(options(max_step_tokens=8), PagePool(100, 4), image_traits=ImageTraits(whole=True))
     scheduler.add(sequence(1, 30))
@@ -115,7 +115,7 @@ def test_cancel_frees_pages() -> None:
     assert pool.free == 10
 
 
-def test_rejected_request_gets_the_reason() -> None:
+def test_rejected_request_gets_an_error_output_with_the_reason() -> None:
     scheduler = Scheduler(options(max_waiting=1), PagePool(2, 4))
     rejection = scheduler.add(sequence(1, 8))
     assert rejection is not None

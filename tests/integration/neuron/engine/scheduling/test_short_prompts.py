@@ -110,7 +110,7 @@ def test_long_prompt_gets_half_of_each_step_beside_short_prompts() -> None:
     assert simulation.latencies[long] <= 2.2 * seconds_alone(LONG, 1)
 
 
-def test_second_long_prompt_finishes_after_the_first_despite_many_short_ones() -> None:
+def test_second_long_prompt_ends_after_the_first_beside_many_short_prompts() -> None:
     simulation = Simulation()
     first, second = simulation.send(0.0, LONG, 1), simulation.send(0.0, LONG, 1)
     for number in range(200):

@@ -33,7 +33,7 @@ def test_number_of_rows_is_unlimited_if_rows_add_no_time() -> None:
     assert cost.rows(0.020) == float("inf")
 
 
-def test_cost_of_a_prompt_token_is_the_time_it_adds_to_a_decode_step() -> None:
+def test_estimated_cost_of_a_prompt_token_is_its_time_beyond_a_decode_step() -> None:
     cost = StepCost()
     cost.learn(8, 16, 1.0)  # no decode-only step was measured yet
     assert cost.token is None
@@ -44,7 +44,7 @@ def test_cost_of_a_prompt_token_is_the_time_it_adds_to_a_decode_step() -> None:
     assert cost.token == pytest.approx(0.75 * 0.0005)
 
 
-def test_slowest_of_the_last_four_large_steps_sets_the_worst_time_per_token() -> None:
+def test_worst_time_per_token_is_the_maximum_of_the_last_four_large_steps() -> None:
     cost = StepCost(token_seconds=0.5)
     assert cost.worst_token == 0.5
     cost.learn_worst(100, 1.0)

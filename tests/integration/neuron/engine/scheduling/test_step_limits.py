@@ -79,13 +79,13 @@ def test_slow_steps_of_few_tokens_do_not_shrink_the_next_steps() -> None:
 
 
 @pytest.mark.parametrize(("most", "tokens"), [(512, 16), (4, 4)])
-def test_at_least_16_prompt_tokens_per_step_are_allowed_however_slow_they_are(most: int, tokens: int) -> None:
+def test_prompt_chunk_may_have_16_tokens_however_slow_prompt_tokens_are(most: int, tokens: int) -> None:
     controller = bounded(most=most)
     finish(controller, 1, 1e6)
     assert controller.max_prompt_tokens == tokens
 
 
-def test_step_size_stays_the_same_if_the_speed_varies_a_little() -> None:
+def test_prompt_token_limit_is_unchanged_if_the_measured_speed_varies_a_little() -> None:
     draw = random.Random(1)
     controller = bounded(0.005)
     sizes = set()
@@ -147,7 +147,7 @@ def test_steps_with_decoding_get_fewer_prompt_tokens_if_prompt_tokens_become_slo
     assert mixed(controller) < shallow / 2
 
 
-def test_a_few_steps_omit_prompt_tokens_to_measure_the_time_of_decoding() -> None:
+def test_some_steps_omit_prompt_tokens_to_measure_the_decode_time_again() -> None:
     controller = trained(most=128, decode=0.010, token=0.0005)
     tokens: list[int] = []
     for _ in range(200):  # decode steps now take four times as long
@@ -157,7 +157,7 @@ def test_a_few_steps_omit_prompt_tokens_to_measure_the_time_of_decoding() -> Non
     assert tokens[-1] > 2 * tokens[0]
 
 
-def test_prompt_tokens_beside_decoding_follow_the_time_of_a_step_of_all_sequences() -> None:
+def test_prompt_token_limit_follows_the_estimated_time_of_a_full_decode_batch() -> None:
     controller = StepController(EngineOptions(max_prefill_beside_decode=512))
     for rows in (1, 2, 4, 8) * 20:
         finish(controller, 0, 0.010 + rows * 0.001, rows)

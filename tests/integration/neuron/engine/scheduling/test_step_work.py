@@ -136,7 +136,7 @@ def test_step_hashes_few_pages_of_waiting_prompts(monkeypatch: pytest.MonkeyPatc
     assert hashes < 100
 
 
-def test_long_waiting_prompt_that_is_cached_is_found_and_preferred_within_some_steps(
+def test_cached_waiting_prompt_is_found_and_runs_before_uncached_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits._MAX_NEW_MATCHES", 16)
@@ -157,7 +157,7 @@ def test_long_waiting_prompt_that_is_cached_is_found_and_preferred_within_some_s
     assert not all(sequence.generated for sequence in plain)
 
 
-def test_search_for_a_snapshot_reads_as_many_page_hashes_as_there_are_snapshots() -> None:
+def test_search_for_a_state_snapshot_reads_few_page_hashes_of_a_long_prompt() -> None:
     class CountingChain(list[bytes]):
         read = 0
 
@@ -176,7 +176,7 @@ def test_search_for_a_snapshot_reads_as_many_page_hashes_as_there_are_snapshots(
     assert chain.read < 40
 
 
-def test_number_of_sequence_comparisons_per_step_is_not_quadratic_in_the_running_sequences() -> None:
+def test_sequence_comparisons_per_step_grow_linearly_with_the_batch_size() -> None:
     scheduler = scheduler_with(10_000, max_sequences=128, max_step_tokens=2048)
     sequences = [add(scheduler, number, prompt_of(number, 8), ComparedSequence) for number in range(128)]
     while not all(sequence.generated for sequence in sequences):
@@ -186,7 +186,9 @@ def test_number_of_sequence_comparisons_per_step_is_not_quadratic_in_the_running
     assert ComparedSequence.comparisons < 256
 
 
-def test_memory_of_running_sequences_is_summed_once_if_many_sequences_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_of_many_sequences_sums_the_memory_of_running_ones_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     needed = Memory._needed
     calls = 0
 

@@ -36,7 +36,7 @@ def test_more_hosts_than_layers_is_an_error() -> None:
     first=st.integers(0, 200),
     free=st.lists(st.integers(1, 1000), min_size=1, max_size=4),
 )
-def test_moving_one_layer_boundary_never_lowers_the_load_of_the_fullest_host(
+def test_no_move_of_one_layer_boundary_reduces_the_load_of_the_fullest_host(
     layers: list[int], first: int, free: list[int]
 ) -> None:
     ranges = divide_layers(layers, first, free)

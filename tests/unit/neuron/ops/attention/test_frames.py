@@ -28,7 +28,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.mark.parametrize(
     ("ops", "dim"), daily([size for size in SIZES if size != ("triton", 64)], SIZES, several=True), indirect=["ops"]
 )
-def test_attention_of_a_frame_alone_equals_its_attention_among_other_frames(ops: Ops, dim: int) -> None:
+def test_attention_of_an_image_frame_does_not_depend_on_other_frames(ops: Ops, dim: int) -> None:
     qkv = torch.randn(sum(LENGTHS), 6, dim)
     angles = torch.randn(sum(LENGTHS), 32)
     out = ops.attend_frames(qkv.clone(), (angles.cos(), angles.sin()), LENGTHS, 0.2).clone()
@@ -41,7 +41,7 @@ def test_attention_of_a_frame_alone_equals_its_attention_among_other_frames(ops:
         start += length
 
 
-def test_contents_of_unused_memory_do_not_change_frame_attention(native: NativeOps) -> None:
+def test_nan_in_unused_memory_does_not_change_frame_attention(native: NativeOps) -> None:
     """The kernels read keys and values only of rows that exist, even if the rest of the memory is NaN."""
     qkv = torch.randn(65, 3, 64)
     expected = native.attend_frames(qkv, None, (65,), 0.2).clone()

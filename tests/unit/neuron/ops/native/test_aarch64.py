@@ -67,5 +67,5 @@ def test_delta_rule_of_emulated_arm_kernels_is_accurate(emulated: KernelLibrary,
     Conformance().test_delta_rule_equals_plain_torch(NativeOps(emulated, 2), value_dim)
 
 
-def test_delta_rule_separates_states_of_sequences(emulated: KernelLibrary) -> None:
-    Conformance().test_delta_rule_separates_states_of_sequences(NativeOps(emulated, 2))
+def test_delta_rule_states_of_two_sequences_are_independent(emulated: KernelLibrary) -> None:
+    Conformance().test_delta_rule_states_of_two_sequences_are_independent(NativeOps(emulated, 2))

@@ -191,7 +191,7 @@ def _resident(path: Path) -> int:
     return resident
 
 
-def test_cache_misses_for_another_model_or_weight_layout(
+def test_packed_weight_cache_misses_for_another_model_or_weight_layout(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     saved(library, tmp_path, matrices)
@@ -274,7 +274,7 @@ def test_cache_file_of_another_version_of_the_model_is_removed_before_other_mode
     assert set(tmp_path.iterdir()) == {other, new}
 
 
-def test_cache_files_that_were_not_used_for_long_are_removed(
+def test_cache_files_unused_for_more_than_30_days_are_removed(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     now, day = time.time(), 86400

@@ -81,7 +81,7 @@ def test_kernels_are_compiled_for_the_fastest_instruction_set_the_compiler_suppo
     assert all(f"-Wno-psabi {used} -c".replace("  ", " ") in line for line in compiled)
 
 
-def test_error_of_the_first_attempt_is_reported_if_the_compiler_fails_with_all_flags(installed: Path) -> None:
+def test_compiler_error_of_the_first_attempt_is_reported_if_all_attempts_fail(installed: Path) -> None:
     (installed / "cpuinfo").write_text(f"flags : {HASWELL}\n")
     compiler = installed / "cc"
     compiler.write_text('#!/bin/sh\necho "no stdint.h with $*" >&2; exit 1\n')

@@ -72,7 +72,7 @@ def near(pair: tuple[Tensor, Tensor], tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def test_delta_rule_over_spans_of_any_kind_matches_torch() -> None:
+def test_delta_rule_with_prompts_drafts_and_continued_sequences_matches_torch() -> None:
     both = Both(ODD)
     near(both.step((3, 0, 1, 0), (1, 0, 2, 0), (0, 0, 66, 0)))
     near(both.step((1, 2, 1, 0), (3, 1, 1, 0), (4, 0, 3, 2)))

@@ -150,7 +150,7 @@ def test_non_finite_router_scores_choose_existing_experts(ops: GpuOps) -> None:
 
 @pytest.mark.parametrize("rows", [4, 64])
 @pytest.mark.parametrize("pairs", [1, 7, 1100])
-def test_row_blocks_of_a_mixture_contain_every_row_of_one_expert(pairs: int, rows: int) -> None:
+def test_row_blocks_of_a_mixture_cover_all_rows_and_each_has_one_expert(pairs: int, rows: int) -> None:
     torch.manual_seed(0)
     for experts, chosen in ((5, torch.randint(0, 5, (pairs,))), (3, torch.ones(pairs))):
         blocks = arrange(chosen.int(), experts, rows)

@@ -127,7 +127,7 @@ def test_products_with_all_group_sizes_and_row_lengths_are_accurate(
     near(tiled(x, matrix), x, ops.dense(matrix))
 
 
-def test_weights_in_unsupported_formats_stay_plain(ops: GpuOps) -> None:
+def test_weights_in_unsupported_formats_are_not_packed(ops: GpuOps) -> None:
     for weight in (grouped(4, 8, 64, minimum=True), grouped(8, 16, 24 * 16, minimum=True).rows(torch.arange(6))):
         matrix = ops.matrix(weight)
         assert isinstance(matrix, Tensor) == (weight.group_size == 8)
@@ -205,7 +205,7 @@ def test_embedding_returns_the_rows_of_the_packed_matrix(ops: GpuOps, name: str)
 
 
 @pytest.mark.parametrize("name", QUANT_FORMATS)
-def test_plain_matrices_are_quantized_at_load(ops: GpuOps, name: str) -> None:
+def test_unquantized_matrices_are_quantized_at_load_to_the_requested_format(ops: GpuOps, name: str) -> None:
     weight = torch.randn(8, 256).bfloat16()
     matrix = ops.matrix(weight, QUANT_FORMATS[name])
     assert isinstance(matrix, PackedMatrix)

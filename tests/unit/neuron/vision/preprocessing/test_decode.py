@@ -113,7 +113,7 @@ def test_damaged_exif_data_are_ignored(exif: bytes) -> None:
 
 
 @pytest.mark.parametrize("file_format", ["BMP", "TIFF", "PPM", "ICO", "TGA"])
-def test_other_image_formats_are_rejected(file_format: str) -> None:
+def test_unsupported_image_formats_are_rejected(file_format: str) -> None:
     with pytest.raises(ImageError, match="format is not PNG, JPEG, WebP or GIF"):
         decode(encoded(noise(32, 32), file_format), LIMITS)
 

@@ -49,7 +49,7 @@ def test_image_token_is_repeated_for_the_tokens_of_each_tile() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1, 2], [9, 1, 9]])
-def test_prompt_with_another_number_of_image_tokens_than_images_is_rejected(tokens: list[int]) -> None:
+def test_prompt_with_too_few_or_too_many_image_tokens_is_rejected(tokens: list[int]) -> None:
     with pytest.raises(ImageError, match=rf"prompt has {tokens.count(9)} image tokens instead of 1; "):
         expanded_tokens(tokens, 9, [ONE])
 
