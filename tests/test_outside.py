@@ -68,7 +68,7 @@ def test_known_failure_of_all_checks_is_fixed_only_if_all_checks_pass():
     assert judged(("plain", "passed"), ("streamed", "passed"), listed=[known("*")]).mended
 
 
-def test_known_failure_of_a_program_that_was_not_run_is_ignored():
+def test_known_failure_of_a_program_that_was_not_run_does_not_fail_the_run():
     assert judged(("plain", "passed"), listed=[known("plain", name="codex")]).exit_status == 0
 
 

@@ -70,7 +70,7 @@ def test_text_piped_to_stdin_is_appended_to_the_prompt(chat, gateway, arguments,
     assert gateway.requests[0]["messages"][-1]["content"] == prompt
 
 
-def test_command_prints_a_note_and_sends_no_request_while_stdin_is_open(environ, gateway):
+def test_chat_prints_a_note_and_sends_no_request_while_stdin_is_open(environ, gateway):
     command = [sys.executable, "-m", "helexa", "chat", "hi", "--url", gateway.url]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:

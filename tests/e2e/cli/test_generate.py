@@ -150,7 +150,7 @@ def test_usage_error_of_generate_is_one_line_and_sends_no_request(gateway, monke
 
 
 @pytest.mark.parametrize("arguments", [["--prompts", "nowhere"], ["--prompts", "/dev/null", "-o", "/nowhere/x"]])
-def test_generate_checks_its_input_and_output_files_before_it_downloads_a_model(monkeypatch, capsys, arguments):
+def test_generate_checks_input_and_output_files_before_downloading_a_model(monkeypatch, capsys, arguments):
     loaded = []
     monkeypatch.setattr("helexa.cli.commands.generate.load_model", lambda *_, **__: loaded.append(1))
     monkeypatch.setattr("sys.argv", ["helexa", "generate", "--private", *arguments])

@@ -28,7 +28,7 @@ def test_load_command_prints_the_node_and_the_memory_of_the_model(helexa, gatewa
     assert gateway.requests == [{"model": "org/a", "node": "beast"}]
 
 
-def test_load_of_a_model_that_no_node_has_says_how_to_download_it(helexa, gateway):
+def test_load_error_for_a_model_that_no_node_has_names_the_download_command(helexa, gateway):
     gateway.model_answers["/api/models/load"] = NOT_FOUND
     result = helexa("load", "org/x", "--url", gateway.url)
     assert result.returncode == 4

@@ -189,7 +189,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sayin
     [(api_format, name) for api_format in API_FORMATS for name in CASES if (api_format, name) not in UNSUPPORTED],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_each_api_feature_works_or_is_rejected_as_documented(
+async def test_each_api_feature_succeeds_or_is_rejected_as_documented(
     stack: SayingStack, api_format: str, name: str, stream: bool
 ) -> None:
     case, send = CASES[name], API_FORMATS[api_format]

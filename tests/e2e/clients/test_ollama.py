@@ -81,7 +81,7 @@ def test_embeddings_equal_those_of_the_openai_api(client: ollama.Client, stack: 
     assert (len(short), math.fsum(x * x for x in short)) == (8, pytest.approx(1))
 
 
-def test_models_are_listed_and_shown(client: ollama.Client):
+def test_ollama_client_lists_models_and_shows_their_properties(client: ollama.Client):
     names = {model.model for model in client.list().models}
     assert {MODEL, "small"} <= names
     shown = client.show("small:latest")

@@ -57,7 +57,7 @@ def test_spans_of_gateway_node_and_engine_steps_form_one_trace(
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_traceparent_of_a_request_is_used_only_if_it_comes_from_a_trusted_proxy(
+async def test_traceparent_header_is_used_only_from_a_trusted_proxy(
     receiver: Receiver, node: FakeNode, trusted: bool
 ) -> None:
     tracing.configure("cortex")

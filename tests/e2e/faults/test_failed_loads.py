@@ -60,7 +60,7 @@ def test_load_of_a_missing_model_file_is_rejected(stack: Stack, tmp_path: Path):
     assert "does not exist" in error["message"]
 
 
-def test_load_from_an_unreachable_hub_is_reported(stack: Stack):
+def test_load_from_an_unreachable_hub_fails_with_an_error_that_names_the_url(stack: Stack):
     status, error = load(stack, f"away:{AWAY}", model_id=AWAY)
     assert (status, error["kind"], error["model_id"]) == (422, "repo_fetch_failed", AWAY)
     assert "could not be fetched from http://127.0.0.1:" in error["message"]
@@ -77,7 +77,7 @@ def test_load_from_an_unreachable_hub_is_reported(stack: Stack):
     ],
     ids=["wrong-hash", "404", "401", "no-hub"],
 )
-def test_hub_error_or_damaged_download_is_reported(
+def test_hub_error_or_damaged_download_fails_the_load_with_a_one_line_error(
     stack: Stack, hub: FakeHub, file: str, fault: Fault, kind: str, message: str
 ):
     hub.inject(file, fault)

@@ -269,7 +269,7 @@ async def recovered(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("seed", range(cases(1, 10)))
-async def test_every_request_gets_an_outcome_while_all_nodes_fail_at_random(seed: int) -> None:
+async def test_every_request_ends_with_an_answer_or_an_error_while_nodes_fail_at_random(seed: int) -> None:
     chance = random.Random(seed)
     async with running("a", "b", "c", "d", "e") as fleet:
         over = asyncio.Event()
@@ -380,7 +380,7 @@ async def test_node_that_fails_quickly_gets_few_requests_although_its_load_is_lo
         assert len(good.bodies) > 150
 
 
-async def test_failing_node_gets_no_requests_until_it_is_restarted() -> None:
+async def test_failing_node_gets_no_requests_until_the_node_is_restarted() -> None:
     async with running("bad", reset_secs=600.0) as fleet:
         [host] = fleet.hosts
         host.node.speak = say_garbage

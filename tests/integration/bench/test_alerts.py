@@ -141,7 +141,7 @@ def test_setting_samples_below_the_minimum_for_a_verdict_logs_a_warning(database
     assert ("a comparison needs 5 samples of each build" in caplog.text) == warned
 
 
-async def test_alert_is_sent_to_the_webhook_until_it_succeeds(database):
+async def test_alert_is_sent_to_the_webhook_repeatedly_until_sending_succeeds(database):
     payloads: list[dict[str, Any]] = []
     statuses = [503, 200]
 

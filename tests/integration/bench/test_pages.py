@@ -91,7 +91,7 @@ def test_pages_are_html_documents_below_300_kb_with_security_headers(site, path)
     assert page.rows > 1 or path == "/method"
 
 
-def test_every_link_of_every_page_works(site):
+def test_every_link_of_every_page_leads_to_an_existing_page(site):
     links = {link for path in PATHS for link in Page(get(site + path)[1]).links if link.startswith("/")}
     names = {re.sub(r"[?].*", "", link) for link in links}
     assert {page.path for page in PAGES.values() if page.in_menu} <= names

@@ -40,7 +40,7 @@ def test_completion_reports_usage_and_timings(small):
     assert completion.choices == (completion,)
 
 
-def test_each_of_several_answers_has_its_own_seed_which_reproduces_it(small):
+def test_each_of_several_answers_reports_a_seed_that_reproduces_the_answer(small):
     """The seeds count up from that of the request. A request with the third seed returns the third text."""
     completion = small.generate("Tell me a story.", n=4, temperature=1.0, max_tokens=12, seed=7)
     assert [choice.seed for choice in completion.choices] == [7, 8, 9, 10]

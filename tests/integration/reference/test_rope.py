@@ -16,7 +16,7 @@ SHAPE = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2,
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["qwen2_vl", "qwen3_5"])
-def test_rope_with_three_axes_uses_for_each_frequency_the_axis_of_transformers(interleaved: bool) -> None:
+def test_rope_with_three_axes_assigns_frequencies_to_axes_like_transformers(interleaved: bool) -> None:
     stated = {"rope_type": "default", "rope_theta": 1e6}
     if interleaved:
         stated |= {"mrope_section": [11, 11, 10], "mrope_interleaved": True, "partial_rotary_factor": 0.5}

@@ -98,7 +98,7 @@ def test_error_lists_the_first_unread_tensors_and_their_number(tmp_path: Path) -
         estimate(gguf_model(tmp_path, keys))
 
 
-def test_bias_of_the_output_head_is_read_for_qwen2(tmp_path: Path) -> None:
+def test_gguf_bias_of_the_output_head_is_accepted_for_qwen2(tmp_path: Path) -> None:
     estimate(gguf_model(tmp_path, tensor("output.bias", 64), "qwen2"))
 
 
@@ -225,7 +225,7 @@ def test_tensors_that_the_computation_does_not_need_are_accepted(tmp_path: Path)
     estimate(folder_model(tmp_path, **unneeded, **{"mtp.fc.weight": ones(1), "vision_tower.x.weight": ones(1)}))
 
 
-def test_tensors_of_multi_token_prediction_layers_are_skipped(tmp_path: Path) -> None:
+def test_tensors_of_multi_token_prediction_layers_are_accepted_and_not_read(tmp_path: Path) -> None:
     drafting = {"model.layers.2.eh_proj.weight": ones(64, 128), "model.mtp_block.0.norm.weight": ones(64)}
     estimate(folder_model(tmp_path, config={"num_nextn_predict_layers": 1}, **drafting))
 

@@ -152,7 +152,7 @@ ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
         ),
     ],
 )
-def test_configuration_errors_name_the_mistake(text, message):
+def test_error_for_an_invalid_agent_configuration_names_the_mistake(text, message):
     with pytest.raises(ConfigError) as error:
         parse(text, "file", {})
     assert message in str(error.value)

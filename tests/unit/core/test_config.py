@@ -80,7 +80,7 @@ def test_environment_variables_override_the_configuration_file(tmp_path: Path) -
     assert loaded.models == [Model(name="a", devices=[3])]
 
 
-def test_environment_value_that_is_not_valid_toml_is_read_as_text(tmp_path: Path) -> None:
+def test_environment_value_that_is_invalid_toml_is_used_as_a_plain_string(tmp_path: Path) -> None:
     assert settings(tmp_path, APP_ENGINE__DEVICE="it's = fine").engine.device == "it's = fine"
 
 

@@ -12,7 +12,7 @@ from helexa.neuron.config import read_config
 FILES = Path(__file__).parents[2] / "first_helexa"
 
 
-def test_neuron_toml_of_the_first_helexa_is_read_with_warnings() -> None:
+def test_neuron_toml_of_the_rust_version_is_read_with_warnings() -> None:
     warnings: list[str] = []
     settings = read_config(FILES / "neuron.toml", environ={}, warn=warnings.append)
     assert settings.harness.torch.snapshot_mb == 2048
@@ -29,7 +29,7 @@ def test_explicit_address_of_the_node_gives_no_warning_about_the_changed_default
     assert not any("listened on" in warning for warning in warnings)
 
 
-def test_node_variables_of_the_first_helexa_have_their_effect() -> None:
+def test_node_variables_of_the_rust_version_still_have_their_effect() -> None:
     environ = {
         "NEURON_MAX_PROMPT_TOKENS": "4096",
         "NEURON_PREFILL_CHUNK_TOKENS": "256",
@@ -44,14 +44,14 @@ def test_node_variables_of_the_first_helexa_have_their_effect() -> None:
 
 
 @pytest.mark.parametrize("name", ["NEURON_USE_CHAT_TEMPLATE", "NEURON_VISION_MAX_PIXELS", "NEURON_DEBUG_POISON"])
-def test_node_variables_of_the_first_helexa_without_effect_are_named_in_a_warning(name: str) -> None:
+def test_node_variables_of_the_rust_version_without_effect_cause_a_warning(name: str) -> None:
     warnings: list[str] = []
     read_config(None, environ={name: "1", "NEURON_HOST": "127.0.0.1"}, warn=warnings.append)
     (warning,) = warnings
     assert f"{name} has no effect" in warning
 
 
-def test_cortex_toml_of_the_first_helexa_is_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_cortex_toml_of_the_rust_version_is_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     settings = cortex_config.load(FILES / "cortex.toml")
     assert [neuron.name for neuron in settings.neurons] == ["beast", "benjy"]
     (message,) = _warnings(caplog)
@@ -59,7 +59,7 @@ def test_cortex_toml_of_the_first_helexa_is_read_with_a_warning(caplog: pytest.L
     assert "secret" not in message
 
 
-def test_nodes_in_cortex_toml_of_the_first_helexa_become_openai_servers(caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_in_cortex_toml_of_the_rust_version_become_openai_servers(caplog: pytest.LogCaptureFixture) -> None:
     settings = cortex_config.load(FILES / "cortex_with_nodes.toml")
     assert [(neuron.name, neuron.kind) for neuron in settings.neurons] == [
         ("gpu-large", "openai"),
@@ -69,7 +69,7 @@ def test_nodes_in_cortex_toml_of_the_first_helexa_become_openai_servers(caplog: 
     assert "nodes sets neurons" in message
 
 
-def test_models_toml_of_the_first_helexa_is_read() -> None:
+def test_models_toml_of_the_rust_version_is_read() -> None:
     loaded = catalog.load(FILES / "models.toml")
     (flagship,) = [profile for profile in loaded.models if profile.id == "Qwen/Qwen3.6-27B"]
     assert flagship.harness == "torch"

@@ -27,7 +27,7 @@ def test_list_of_known_models_is_valid_and_ordered_by_size():
         assert model.read_gb <= model.size_gb < model.memory_gb
 
 
-def test_each_short_model_name_keeps_the_model_recorded_for_it():
+def test_each_short_model_name_still_selects_the_model_recorded_for_the_name():
     listed = json.loads((ROOT / "tests/unit/core/short_names.json").read_text())
     assert listed == {name: model.name for model in known_models() for name in model.short_names}, (
         "a short name in scripts of users must not change its model; add new short names to short_names.json"

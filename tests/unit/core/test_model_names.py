@@ -25,7 +25,7 @@ from helexa.core.model_names import ModelSource, typed_source
         ("~/models", "file", "~/models"),
     ],
 )
-def test_model_source_is_parsed_into_scheme_and_name(text: str, scheme: str, name: str) -> None:
+def test_model_source_text_is_parsed_into_scheme_and_name_and_written_back(text: str, scheme: str, name: str) -> None:
     source = ModelSource.parse(text)
     assert (source.scheme, source.name) == (scheme, name)
     assert ModelSource.parse(str(source)) == source

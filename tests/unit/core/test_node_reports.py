@@ -53,13 +53,13 @@ def test_unknown_fields_of_nested_objects_in_a_node_report_are_ignored() -> None
     assert (health.models[0].id, health.models[0].in_flight) == ("a", 0)
 
 
-def test_list_defaults_of_two_reports_are_not_shared() -> None:
+def test_default_lists_of_two_health_reports_are_separate_objects() -> None:
     first, second = Health(), Health()
     first.activation.pending.append("a")
     assert second.activation.pending == []
 
 
-def test_json_of_a_report_omits_none_and_contains_zero() -> None:
+def test_json_of_a_node_report_omits_none_values_and_keeps_zeros() -> None:
     info = ModelInfo(id="Org/M", limit=Limit(context=8192))
     assert info.json_dict() == {
         "id": "Org/M",
@@ -74,7 +74,7 @@ def test_json_of_a_report_omits_none_and_contains_zero() -> None:
     assert Cost(input=0.0, output=0.0).json_dict() == {"input": 0.0, "output": 0.0}
 
 
-def test_report_is_equal_after_writing_and_reading_json() -> None:
+def test_node_report_is_equal_after_writing_and_reading_json() -> None:
     info = ModelInfo(id="Org/M", vram_used_mb=0, servable=Servable(ok=False, reason="insufficient_vram"))
     assert ModelInfo.model_validate_json(json.dumps(info.json_dict())) == info
 

@@ -126,7 +126,7 @@ def test_former_field_function_call_becomes_a_tool_call() -> None:
     assert message["tool_calls"] == [{"type": "function", "function": call}]
 
 
-def test_message_content_may_be_missing_or_a_list_of_parts() -> None:
+def test_message_content_of_a_chat_may_be_missing_or_a_list_of_parts() -> None:
     parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "refusal", "refusal": "b"}]
     assert template_messages({"role": "assistant"}, {"role": "user", "content": parts}) == [
         {"role": "assistant", "content": None},
@@ -152,7 +152,7 @@ def test_max_completion_tokens_overrides_max_tokens() -> None:
     assert chat().output_limit is None
 
 
-def test_output_limit_of_minus_one_is_no_limit() -> None:
+def test_output_limit_of_minus_one_means_no_limit() -> None:
     assert chat(max_tokens=-1).output_limit is None
     # The gateway adds its limit to a request without one as `max_tokens`.
     assert chat(max_tokens=5, max_completion_tokens=-1).output_limit == 5
@@ -171,7 +171,7 @@ def test_output_limit_below_one_is_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize(("stop", "read"), [(None, None), ("a", ["a"]), (["a", "b"], ["a", "b"]), ([], [])])
-def test_field_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
+def test_stop_strings_given_as_string_or_list_are_read_as_a_list(stop: object, read: list[str] | None) -> None:
     assert chat(stop=stop).stop == read
 
 
@@ -244,7 +244,7 @@ def test_continue_final_message_with_add_generation_prompt_is_rejected(fields: d
     assert (caught.value.status, caught.value.param) == (400, "continue_final_message")
 
 
-def test_total_number_of_requested_log_probabilities_is_limited() -> None:
+def test_request_for_too_many_log_probabilities_in_total_is_rejected() -> None:
     logprob_fields = {"logprobs": True, "top_logprobs": 20, "max_tokens": 9000}
     assert chat(**logprob_fields).limited_by_logprobs(9, 8192) == 8192
     assert chat(n=16).limited_by_logprobs(9, 8192) == 8192
@@ -267,7 +267,7 @@ def test_validation_error_names_the_field() -> None:
     assert str(caught.value) == "messages.1.content: must be a string, a list of parts or null"
 
 
-def test_error_about_an_overlong_field_name_shortens_it() -> None:
+def test_error_about_an_overlong_field_name_shortens_the_name() -> None:
     with pytest.raises(ApiError) as caught:
         chat(logit_bias={"x" * 100_000: 1})
     assert len(str(caught.value)) < 400

@@ -22,13 +22,13 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_parsed_events_do_not_depend_on_the_sizes_of_reads(size: int) -> None:
+def test_parsed_sse_events_do_not_depend_on_the_sizes_of_reads(size: int) -> None:
     parser = EventParser()
     events = [event for start in range(0, len(STREAM), size) for event in parser.feed(STREAM[start : start + size])]
     assert events == EVENTS
 
 
-def test_empty_reads_do_not_change_the_parsed_events() -> None:
+def test_empty_reads_do_not_change_the_parsed_sse_events() -> None:
     parser = EventParser()
     assert parser.feed(b"data: x\r") == []
     assert parser.feed(b"") == []

@@ -157,7 +157,7 @@ cost.cache_write = 0.0
 """
 
 
-def test_catalog_entry_with_every_field_and_aliases_are_read(tmp_path: Path) -> None:
+def test_all_fields_and_aliases_of_a_catalog_entry_are_read(tmp_path: Path) -> None:
     models = catalog.load(write(tmp_path / "models.toml", FULL))
     profile = models.profile("Org/Name")
     assert profile is not None
@@ -182,7 +182,7 @@ def test_catalog_entry_with_every_field_and_aliases_are_read(tmp_path: Path) -> 
         ({"id": "M", "source": "/models/m.gguf"}, "file:/models/m.gguf", 100),
     ],
 )
-def test_missing_fields_of_a_catalog_entry_are_derived(
+def test_missing_source_and_priority_of_a_catalog_entry_are_derived(
     profile: dict[str, Any], source: str | None, residency: int
 ) -> None:
     read = catalog.Profile.model_validate(profile)

@@ -38,7 +38,7 @@ def read(body: Any, status: int = 400) -> tuple[int, str | None, str]:
     ],
     ids=json.dumps,
 )
-def test_message_in_each_known_error_format_of_backends_is_kept(body: Any) -> None:
+def test_message_of_a_backend_error_is_kept_in_each_known_error_format(body: Any) -> None:
     assert read(body) == (400, None, "no such voice")
 
 

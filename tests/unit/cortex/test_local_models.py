@@ -84,7 +84,7 @@ async def test_short_name_of_a_known_model_is_routed_to_the_loaded_model(node: F
         assert [json.loads(body)["model"] for body in node.bodies] == [name, name]
 
 
-async def test_ambiguous_short_name_is_unknown(stored: FakeNode) -> None:
+async def test_ambiguous_short_model_name_is_an_unknown_model(stored: FakeNode) -> None:
     stored.stores("Other/A")
     async with running_cortex(stored, settings=SERVING) as cortex:
         status, answer = await cortex.ask("a")

@@ -33,7 +33,7 @@ def body(**fields: Any) -> bytes:
         ({"images": "z" * 16}, 0),
     ],
 )
-def test_prompt_size_counts_the_bytes_of_all_texts(fields: dict[str, Any], size: int) -> None:
+def test_prompt_size_is_the_number_of_bytes_of_all_texts(fields: dict[str, Any], size: int) -> None:
     assert prompt_bytes(body(**fields)) == size
 
 
@@ -81,7 +81,7 @@ def test_prompt_too_long_for_any_tokenizer_is_rejected(fields: dict[str, Any]) -
     ("agent", "hint"),
     [(b"LiteLLM/1.0", b"retry"), (b"Agent Zero", b"limits"), (b"Zed/0.2", b"max_model_len"), (b"curl/8", None)],
 )
-def test_known_clients_get_advice_about_too_long_prompts(agent: bytes, hint: bytes | None) -> None:
+def test_overlong_prompt_error_has_advice_for_known_user_agents(agent: bytes, hint: bytes | None) -> None:
     hint_text = advice([(b"user-agent", agent)])
     assert hint_text is None if hint is None else hint in (hint_text or b"")
     assert advice([]) is None

@@ -87,7 +87,7 @@ async def test_reload_of_invalid_files_changes_nothing(
     assert len(files.applied) == 1
 
 
-async def test_reload_with_a_missing_catalog_keeps_the_previous_one(files: Files) -> None:
+async def test_reload_with_a_missing_catalog_file_keeps_the_previous_catalog(files: Files) -> None:
     files.models.unlink()
     await files.reloader.reload()
     assert files.applied == []
@@ -164,7 +164,7 @@ async def test_reload_of_a_truncated_file_lifts_no_limit_of_signed_in_users(file
 
 
 @pytest.mark.parametrize("limit", [name for name in LIMITS if name != "key_id"])
-async def test_reload_lifts_a_limit_of_a_key_only_if_it_is_set_to_unlimited(
+async def test_reload_lifts_a_limit_of_a_key_only_if_the_file_says_unlimited(
     files: Files, caplog: pytest.LogCaptureFixture, limit: str
 ) -> None:
     start = files.config.read_text() + NODE + KEYS

@@ -30,7 +30,7 @@ def listed(*nodes: Node, **catalog: Any) -> dict[str, Any]:
     return {entry["id"]: entry for entry in entries}
 
 
-def test_entry_in_the_model_list_has_the_documented_fields() -> None:
+def test_model_list_entry_has_all_documented_fields() -> None:
     model = {
         "id": "Org/M",
         "capabilities": ["text", "vision"],
@@ -75,7 +75,7 @@ def test_unknown_limits_and_costs_are_omitted_from_the_model_list() -> None:
     assert not {"max_input_tokens", "max_output_tokens"} & set(partly)
 
 
-def test_model_on_several_nodes_is_listed_with_the_lowest_limit() -> None:
+def test_model_on_several_nodes_is_listed_with_the_lowest_context_limit() -> None:
     on_a = {"id": "M", "capabilities": ["text"], "limit": {"context": 9000, "output": 10}, "status": "recovering"}
     on_b = {"id": "M", "capabilities": ["vision", "text"], "limit": {"context": 4000}, "reasoning": True}
     entry = listed(node("a", on_a), node("b", on_b), node("c", healthy=False), models=[{"id": "M"}])["M"]
@@ -203,7 +203,7 @@ async def test_compressed_body_above_the_limit_is_413(cortex: Cortex) -> None:
         assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_unknown_content_encoding_is_415_with_the_known_ones(cortex: Cortex) -> None:
+async def test_unknown_content_encoding_is_415_and_lists_the_supported_encodings(cortex: Cortex) -> None:
     headers = {**JSON_HEADERS, "content-encoding": "br"}
     for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"):
         async with cortex.client.post(cortex.url + path, data=b"x", headers=headers) as response:

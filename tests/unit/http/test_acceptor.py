@@ -65,7 +65,7 @@ async def test_closed_connection_no_longer_counts_for_the_connection_limit() -> 
     assert application.running == 10
 
 
-async def test_idle_connection_is_closed_to_make_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_closed_for_a_new_connection_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep_alive, "EVICTABLE_SECS", 0.0)
     async with listening(hello, limits=TWO, keep_alive_secs=1000) as (_, connect):
         silent, used = await connect(), await connect()
@@ -141,7 +141,7 @@ async def test_new_connections_wait_while_file_descriptors_run_out(caplog: pytes
     assert [record.name for record in caplog.records if record.levelname != "INFO"] == ["helexa.http.acceptor"]
 
 
-def test_connection_limits_leave_file_descriptors_for_other_purposes() -> None:
+def test_connection_limits_leave_file_descriptors_for_uses_other_than_connections() -> None:
     for descriptors in (256, 1024, 4096, 1 << 16):
         limits = ConnectionLimits.within(descriptors, each=2, other_descriptors=descriptors // 8)
         assert 2 * limits.total + limits.rejected + descriptors // 8 + 64 <= descriptors

@@ -65,7 +65,7 @@ async def test_pipelined_responses_are_in_request_order() -> None:
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%s\r\n0\r\n\r\n" % number)
 
 
-async def test_number_of_pipelined_requests_is_bounded() -> None:
+async def test_server_parses_fewer_than_500_of_1000_pipelined_requests_ahead() -> None:
     released = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -97,7 +97,7 @@ async def test_running_request_is_disconnected_if_a_malformed_request_follows() 
     assert received == ["http.disconnect"]
 
 
-async def test_reading_from_the_client_pauses_until_the_application_receives_the_body() -> None:
+async def test_server_stops_reading_until_the_application_receives_the_body() -> None:
     reading = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -214,7 +214,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("messages", FAULTS.values(), ids=FAULTS)
-async def test_invalid_asgi_messages_of_an_application_give_a_500(messages: list[dict[str, Any]]) -> None:
+async def test_invalid_asgi_message_of_the_application_becomes_a_500_response(messages: list[dict[str, Any]]) -> None:
     head, content = await refuse_to(*messages)
     assert head.startswith(b"HTTP/1.1 500 ")
     assert b"connection: close" in head

@@ -47,7 +47,7 @@ async def refuse(scope: Any, receive: Any, send: Any) -> None:
     await send(body(b"hello"))
 
 
-async def test_response_completed_during_shutdown_is_sent() -> None:
+async def test_response_that_completes_during_shutdown_is_still_sent() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         listener.should_exit = True
         await hello(scope, receive, send)
@@ -108,7 +108,7 @@ async def test_half_closed_client_counts_as_disconnected_despite_unsent_bytes() 
             assert await outcome
 
 
-async def test_number_of_requests_parsed_from_one_read_is_bounded() -> None:
+async def test_one_read_with_thousands_of_requests_is_parsed_in_bounded_parts() -> None:
     released = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -128,7 +128,7 @@ async def test_number_of_requests_parsed_from_one_read_is_bounded() -> None:
 LATE = b"POST /0 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (1 << 20)
 
 
-async def test_number_of_requests_parsed_after_an_unread_body_is_bounded() -> None:
+async def test_requests_after_an_unread_body_are_parsed_in_bounded_parts() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] != "/0":
             await asyncio.Event().wait()
@@ -143,7 +143,7 @@ async def test_number_of_requests_parsed_after_an_unread_body_is_bounded() -> No
         assert len(only(listener)._cycles) < 500
 
 
-async def test_size_of_a_request_head_after_an_unread_body_is_limited() -> None:
+async def test_overlong_request_head_after_an_unread_body_is_a_431() -> None:
     async with listening(hello) as (_, connect):
         reader, writer = await connect()
         writer.write(LATE)
@@ -203,7 +203,7 @@ async def test_reading_of_an_unwanted_body_ends_after_a_limit(monkeypatch: pytes
                 await asyncio.sleep(0)
 
 
-async def test_connection_accepted_during_shutdown_is_closed() -> None:
+async def test_connection_accepted_during_shutdown_is_closed_without_a_response() -> None:
     async with listening(hello) as (listener, connect):
         listener._service.stopping = True
         assert await (await connect())[0].read() == b""

@@ -79,7 +79,7 @@ def test_incomplete_or_invalid_compressed_bodies_are_400(name: str) -> None:
 
 
 @pytest.mark.skipif(zstd is None, reason="the package backports.zstd is not installed")
-def test_zstd_window_is_limited() -> None:
+def test_zstd_body_with_a_too_large_window_is_rejected() -> None:
     assert zstd is not None
     compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
     wide = compressor.compress(bytes(1 << 20)) + compressor.flush()

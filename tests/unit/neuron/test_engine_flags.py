@@ -96,7 +96,7 @@ def test_option_of_another_server_without_the_same_effect_prints_a_note(argument
         ("x", "x"),
     ],
 )
-def test_option_flash_attn_needs_no_value(arguments, expected):
+def test_option_flash_attn_is_accepted_without_a_value(arguments, expected):
     assert complete_flags(arguments.split()) == expected.split()
 
 

@@ -119,7 +119,7 @@ async def test_top_with_option_once_prints_a_table_of_ended_requests() -> None:
     assert gateway.requests == [("GET", "/api/activity?limit=5", "Bearer k")]
 
 
-async def test_top_refreshes_until_ctrl_c() -> None:
+async def test_top_command_refreshes_its_table_until_ctrl_c() -> None:
     responses: dict[str, Any] = {"/api/activity": {"requests": [ENDED]}}
     terminal = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "40"}
     async with Gateway(responses).serving() as gateway:

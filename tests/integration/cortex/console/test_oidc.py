@@ -108,7 +108,9 @@ async def test_id_token_with_a_wrong_signature_is_rejected(gateway: Cortex, prov
         assert not (await browser.login())[1]["signed_in"]
 
 
-async def test_sign_in_denied_by_the_provider_is_reported(gateway: Cortex, provider: Provider) -> None:
+async def test_sign_in_denied_by_the_oidc_provider_leads_to_the_sign_in_failed_page(
+    gateway: Cortex, provider: Provider
+) -> None:
     provider.denied = True
     async with Browser(gateway) as browser:
         last, session = await browser.login()
@@ -174,7 +176,7 @@ def test_account_names_that_differ_only_in_case_are_one_account(
     assert (principal.account_id, principal.role) == (account, role)
 
 
-async def test_unreachable_oidc_provider_is_reported(node: FakeNode) -> None:
+async def test_sign_in_with_an_unreachable_oidc_provider_leads_to_the_failed_page(node: FakeNode) -> None:
     provider = Provider(url="http://127.0.0.1:1")
     async with running_cortex(node, settings=settings(provider)) as cortex, Browser(cortex) as browser:
         assert (await browser.login())[0] == "/#/sign-in-failed"

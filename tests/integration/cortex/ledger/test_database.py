@@ -133,7 +133,7 @@ async def test_database_with_an_unreleased_schema_version_is_rejected_with_advic
         await database.migrate()
 
 
-async def test_moving_away_an_unreleased_sqlite_database_as_advised_works(tmp_path: Path):
+async def test_sqlite_database_with_an_unreleased_schema_can_be_moved_away_as_advised(tmp_path: Path):
     """The advice names the files, because a user of `helexa up` has not set `ledger.url`."""
     url = f"sqlite:{tmp_path}/cortex.db"
     database = await open_database(url)

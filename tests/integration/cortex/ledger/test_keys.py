@@ -74,7 +74,7 @@ async def test_id_of_an_existing_or_revoked_key_cannot_be_used_again(store: KeyS
     assert all(outcome.status == 409 for outcome in outcomes if isinstance(outcome, ApiError))
 
 
-async def test_keys_are_changed_and_revoked(store: KeyStore) -> None:
+async def test_stored_keys_can_be_changed_and_revoked(store: KeyStore) -> None:
     await store.create(FULL)
     key = await store.change("alice-1", lambda principal: replace(principal, hard_cap=None, models=None))
     assert key.principal == replace(FULL, hard_cap=None, models=None)
@@ -201,7 +201,7 @@ async def test_known_keys_are_accepted_while_the_database_is_unreachable(
         await database.close()
 
 
-def test_secrets_never_enter_the_database(tmp_path: Path) -> None:
+def test_api_key_secrets_are_never_stored_in_the_database(tmp_path: Path) -> None:
     async def create_key() -> SecretStr:
         database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
         await database.migrate()

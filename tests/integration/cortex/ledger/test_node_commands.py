@@ -34,7 +34,7 @@ def join(config: Path, token: str) -> None:
     asyncio.run(add())
 
 
-def test_nodes_are_invited_listed_and_removed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_commands_invite_list_and_remove_nodes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     invite(config=config, url="https://llm.example.com", name="beast")
     command = capsys.readouterr().out.splitlines()[0]
     assert command.startswith("helexa node join https://llm.example.com --token hlxjoin_")

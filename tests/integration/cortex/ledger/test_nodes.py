@@ -58,7 +58,9 @@ async def test_rejected_node_does_not_use_up_its_invitation(database: Database) 
     assert await store.invitation(token.get_secret_value()) == second
 
 
-async def test_number_of_open_invitations_is_limited(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invitation_beyond_the_maximum_number_of_open_invitations_is_rejected(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keys_and_nodes, "MAX_INVITATIONS", 2)
     now = [1000.0]
     store = NodeStore(database, lambda: now[0])
@@ -70,7 +72,7 @@ async def test_number_of_open_invitations_is_limited(database: Database, monkeyp
     await store.invite(60)
 
 
-async def test_gateway_reads_joined_nodes_only_after_a_change(database: Database) -> None:
+async def test_gateway_applies_joined_nodes_only_after_their_list_has_changed(database: Database) -> None:
     seen: list[list[str]] = []
 
     def apply(joined: Sequence[JoinedNode]) -> None:

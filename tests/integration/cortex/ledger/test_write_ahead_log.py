@@ -57,7 +57,7 @@ async def test_reservations_are_settled_in_the_log_while_the_database_is_locked(
         assert await spent(url) == await charged(url) == 2 + 7 + 21
 
 
-async def test_next_gateway_replays_the_write_ahead_log_of_a_dead_one(path: Path):
+async def test_next_gateway_replays_the_write_ahead_log_of_a_dead_gateway(path: Path):
     url = f"sqlite:{path}"
     database, ledger = await busy_gateway(path)
     async with database.transaction():
@@ -85,7 +85,7 @@ async def test_next_gateway_replays_the_write_ahead_log_of_a_dead_one(path: Path
         b'\0["closed",1,"key",0,5,"settled","n",5,5,0,0,0,2]\n',  # a line left from earlier, longer content of the file
     ],
 )
-async def test_incomplete_or_damaged_line_of_the_log_is_ignored(path: Path, ending: bytes):
+async def test_incomplete_or_damaged_line_of_the_write_ahead_log_is_ignored(path: Path, ending: bytes):
     url = f"sqlite:{path}"
     database = await open_database(url)
     await database.migrate()

@@ -372,7 +372,7 @@ def test_draft_head_reads_each_hidden_state_once_and_restarts_when_its_context_i
         ({"mtp.layers.1.mlp.up_proj.weight": torch.zeros(96, 64)}, r"does not read: mtp\.layers\.1\."),
     ],
 )
-def test_model_with_an_invalid_mtp_head_is_loaded_without_it(
+def test_model_with_an_invalid_mtp_head_is_loaded_without_the_head(
     tensors: dict[str, torch.Tensor | None], reason: str, mtp: Trained, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "model"

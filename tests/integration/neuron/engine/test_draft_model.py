@@ -167,7 +167,7 @@ def test_draft_model_with_another_vocabulary_is_rejected(tmp_path: Path) -> None
         (MODELS["dense"], {"speculation": False}, "speculation is off"),
     ],
 )
-def test_draft_model_is_rejected_with_the_reason_if_it_cannot_be_used(
+def test_unusable_draft_model_is_rejected_with_the_reason(
     settings: dict[str, Any], options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     related_model(tmp_path / "model", **TEXT | settings)

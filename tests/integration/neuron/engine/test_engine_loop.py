@@ -263,7 +263,7 @@ def test_request_with_non_finite_logits_does_not_fail_the_chunked_prompt_of_anot
         assert [ended(outputs[number]) for number in range(2)] == [("error", False), ("length", False)]
 
 
-def test_non_finite_embedding_is_handled_like_non_finite_logits():
+def test_non_finite_embedding_fails_its_request_and_may_end_the_engine():
     with served(nines) as engine:
         for _ in range(3):
             outputs = engine.embed([1, 7], [3])

@@ -92,7 +92,7 @@ def test_requests_that_fail_do_not_change_the_outputs_of_other_requests(hybrid: 
     assert all(output.tokens == [] for number, output in outputs.items() if number in bad)
 
 
-def test_own_pages_of_a_request_with_non_finite_logits_are_cleared_and_not_reused():
+def test_unshared_pages_of_a_request_with_non_finite_logits_are_cleared():
     scheduler = scheduler_of(hybrid=False)
     (bad, repeated) = (
         Generate(id=number, prompt=[20] * 9 + [NOT_FINITE] + [21] * 9, max_tokens=3, sampling=SamplingParams())
@@ -106,7 +106,7 @@ def test_own_pages_of_a_request_with_non_finite_logits_are_cleared_and_not_reuse
     assert scheduler.queues.cached_tokens == 0
 
 
-def test_pages_that_a_request_with_non_finite_logits_shares_are_not_cleared():
+def test_pages_that_a_request_with_non_finite_logits_shares_are_kept():
     scheduler = scheduler_of(hybrid=False)
     computer = FailingModel(scheduler, next_token)
     sampling = SamplingParams(temperature=0)

@@ -117,7 +117,7 @@ async def test_cancel_of_a_request_frees_all_its_pages_within_one_step(
     assert last == (0, client.ready.kv_pages)
 
 
-async def test_full_queue_rejects_a_request_and_the_others_continue(smollm2_gguf: Path):
+async def test_request_to_a_full_queue_is_rejected_and_running_requests_continue(smollm2_gguf: Path):
     async with running(smollm2_gguf, max_sequences=1, max_waiting=1) as client:
         first = stream_of(client, 2000)
         await anext(first)

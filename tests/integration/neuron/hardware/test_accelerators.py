@@ -34,7 +34,7 @@ UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
         ("MIG-GPU-aa1/1/0", []),
     ],
 )
-def test_cuda_visible_devices_is_parsed_as_cuda_does(wanted: str | None, indexes: list[int]) -> None:
+def test_cuda_visible_devices_is_interpreted_like_in_the_cuda_runtime(wanted: str | None, indexes: list[int]) -> None:
     assert visible(wanted, UUIDS) == indexes
 
 
@@ -197,7 +197,7 @@ def test_gpu_with_unreadable_memory_counts_with_the_free_memory_of_the_host(
         (FakeNvml(), "", "cpu"),
     ],
 )
-def test_default_device_stays_a_gpu_if_the_driver_is_broken(
+def test_default_device_remains_a_gpu_if_the_nvidia_driver_is_broken(
     monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, torch: str, device: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -237,7 +237,9 @@ def test_node_with_a_driver_mismatch_logs_one_error_when_it_starts(
         assert line.endswith("; reboot'")
 
 
-def test_unresponsive_driver_is_reported_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_that_does_not_respond_is_reported_as_unavailable_after_a_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = threading.Event()
     nvml = FakeNvml()
     nvml.nvmlInit = lambda: answers.wait(60)
@@ -269,7 +271,7 @@ def test_missing_nvidia_driver_is_not_reported_as_a_problem(monkeypatch: pytest.
         (FakeNvml(init_error=18), None, False),  # has its own message
     ],
 )
-def test_driver_without_the_nvml_library_is_reported(
+def test_installed_driver_without_the_nvml_library_is_reported_as_a_problem(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml, visible_devices: str | None, reported: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

@@ -97,7 +97,7 @@ async def test_default_models_are_loaded_in_the_configured_order(registry: Regis
     assert (state.completed, state.failed) == (["org/slow", "org/quick"], [])
 
 
-async def test_download_progress_of_a_default_model_is_reported(hub: FakeHub, registry: Registry):
+async def test_download_progress_of_a_default_model_is_shown_while_it_is_fetched(hub: FakeHub, registry: Registry):
     weights = 2_000_000
     hub.repositories["org/far"]["model.safetensors"] = bytes(weights)
     total = sum(len(content) for content in hub.repositories["org/far"].values())
@@ -167,7 +167,7 @@ async def test_failed_downloads_are_retried_with_growing_pauses(hub: FakeHub, re
     assert starts(near) == 1
 
 
-async def test_number_of_retries_of_a_failed_download_is_limited(hub: FakeHub, registry: Registry):
+async def test_failed_download_of_a_default_model_is_given_up_after_some_retries(hub: FakeHub, registry: Registry):
     hub.stop()
     sleeps = Sleeps()
     activation = Activation(registry, [FAR], sleep=sleeps)

@@ -278,7 +278,7 @@ async def test_node_responds_while_default_models_load(tmp_path: Path):
         assert (await node.get("/health/ready"))[0] == 200
 
 
-async def test_stop_ends_the_load_of_a_default_model(tmp_path: Path):
+async def test_shutdown_of_the_node_ends_the_running_load_of_a_default_model(tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     models = f'[{{model_id = "org/slow", source = "file:{slow}"}}]'
     async with running({"NEURON_DEFAULT_MODELS": models}):

@@ -8,7 +8,7 @@ def test_pauses_before_engine_restarts_grow_until_the_restarts_are_exhausted():
     assert [restarts.next(now) for now in range(9)] == [0, 1, 2, 4, 8, 16, 30, 30, None]
 
 
-def test_restart_of_an_engine_no_longer_counts_after_the_time_window():
+def test_engine_restart_does_not_count_any_more_after_the_time_window():
     restarts = RestartLimiter(most=2, window=100)
     assert [restarts.next(now) for now in (0, 50, 100, 101, 102, 151)] == [0, 0, None, 0, None, 0]
     assert restarts.next(1000) == 0

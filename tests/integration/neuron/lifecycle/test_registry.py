@@ -282,7 +282,7 @@ async def test_error_for_a_model_that_is_loading_or_unloading_names_this_state(r
     await unloading
 
 
-async def test_unload_cancels_a_load(registry: Registry, tmp_path: Path):
+async def test_unload_during_a_load_cancels_the_load(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(registry.load(spec_of(slow)))
     await until(lambda: slow.with_suffix(".starts").exists())
@@ -502,7 +502,7 @@ class LateSources(Sources):
         raise SourceError("it is gone", kind="repo_refused", model_id=source.name)
 
 
-async def test_progress_reported_after_the_end_of_a_load_is_ignored(clock: Clock):
+async def test_progress_that_arrives_after_a_failed_load_is_ignored(clock: Clock):
     sources = LateSources(read_config(None, {}))
     async with registry_with(sources, clock) as registry:
         with pytest.raises(SourceError):

@@ -173,7 +173,7 @@ async def test_idle_time_before_sleep_begins_at_the_end_of_a_request(tmp_path: P
         await asleep(registry)
 
 
-async def test_reading_reports_of_a_model_neither_wakes_it_nor_delays_its_sleep(tmp_path: Path):
+async def test_reading_the_reports_of_a_model_neither_wakes_the_model_nor_delays_sleep(tmp_path: Path):
     async with node() as registry:
         await load(registry, make_model(tmp_path))
         while info(registry).status == "loaded":
@@ -354,7 +354,7 @@ async def test_unload_during_a_wake_rejects_the_waiting_requests(tmp_path: Path)
         assert not engines() and registry.infos() == []
 
 
-async def test_shutdown_during_a_wake_ends_the_engine_and_the_request(tmp_path: Path):
+async def test_shutdown_during_a_wake_ends_the_engine_and_the_waiting_request(tmp_path: Path):
     path = make_model(tmp_path, "slow")
     async with waking(path) as (registry, asking):
         registry.drain()

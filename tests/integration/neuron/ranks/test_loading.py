@@ -121,7 +121,7 @@ def test_load_fails_if_a_rank_is_killed(tmp_path: Path) -> None:
     assert endings in ([], ["the process of rank 1 was ended by SIGKILL (out of memory?)"])
 
 
-def test_message_to_a_killed_rank_fails_with_the_cause() -> None:
+def test_message_to_a_killed_rank_raises_an_error_with_the_cause() -> None:
     others = RankProcesses(2, lambda _: None)
     try:
         others._processes[0].kill()

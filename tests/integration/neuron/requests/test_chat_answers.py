@@ -327,7 +327,7 @@ def thinking(thoughts: str, text: str) -> Script:
 
 @pytest.mark.parametrize("fields", [{"thinking_budget": 9}, {"chat_template_kwargs": {"thinking_budget": 9}}])
 @pytest.mark.parametrize("thoughts", ["Hm, so", "Hm, so it is that or the other"])
-async def test_reasoning_is_ended_when_it_reaches_the_thinking_budget(fields: dict[str, Any], thoughts: str) -> None:
+async def test_reasoning_is_ended_at_the_thinking_budget(fields: dict[str, Any], thoughts: str) -> None:
     async with serve(thinking(thoughts, f"Yes.\n{CALL}"), AGENT_TEMPLATE) as node:
         reply = await both(node, {**AGENT, **fields, "stop": ["never"], "seed": 5})
         message, usage = reply["choice"]["message"], reply["usage"]

@@ -47,7 +47,7 @@ def test_stored_response_expires() -> None:
     assert len(store) == 1
 
 
-def test_number_of_stored_responses_is_limited() -> None:
+def test_storing_more_responses_than_allowed_evicts_the_oldest() -> None:
     store = new_store(entries=2)
     for name in ("a", "b", "c"):
         store.put(name, "", b"x", b"")
@@ -71,7 +71,7 @@ def test_store_evicts_a_response_of_the_principal_that_stores_most() -> None:
     assert store.find("large", "bert") is None
 
 
-def test_response_larger_than_the_store_evicts_no_other_response() -> None:
+def test_response_larger_than_the_store_is_not_stored_and_evicts_nothing() -> None:
     store = new_store()
     store.put("small", "", b"x", b"")
     store.put("huge", "", b"x" * MIB, b"x")

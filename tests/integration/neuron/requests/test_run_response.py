@@ -88,7 +88,7 @@ async def test_stream_that_waits_for_admission_begins_with_a_keep_alive_comment(
     assert (deltas[0], done) == ({"role": "assistant"}, "[DONE]")
 
 
-async def test_rejection_after_the_stream_has_begun_is_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejection_after_the_stream_has_begun_is_sent_as_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _waiting(monkeypatch, "/v1/chat/completions", CHAT, max_wait_secs=0.1) as (response, _):
         failure, done = EventParser().feed(await response.content.read())
     assert (json.loads(failure.data)["error"]["code"], done.data) == ("rate_limit_exceeded", "[DONE]")

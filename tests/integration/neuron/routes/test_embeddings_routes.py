@@ -107,13 +107,13 @@ async def test_tokens_embedded_before_a_failure_are_logged(node: Node, caplog: p
     assert "finish_reason=error" in line and "texts=0" not in line and "texts=9" not in line
 
 
-async def test_openai_client_gets_base64_by_default(node: Node) -> None:
+async def test_openai_client_receives_base64_encoded_embeddings_by_default(node: Node) -> None:
     packed = await node.openai.embeddings.create(model=MODEL, input="abc")
     plain = await node.openai.embeddings.create(model=MODEL, input="abc", encoding_format="float")
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, rel=1e-6)
 
 
-async def test_vectors_have_the_requested_dimensions(node: Node) -> None:
+async def test_embedding_vectors_have_the_requested_number_of_dimensions(node: Node) -> None:
     whole = await node.openai.embeddings.create(model=MODEL, input="abc", dimensions=3)
     short = await node.openai.embeddings.create(model=MODEL, input="abc", dimensions=2)
     first, second, _ = whole.data[0].embedding

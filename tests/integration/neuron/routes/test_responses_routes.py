@@ -151,7 +151,7 @@ async def test_response_cut_off_at_max_output_tokens_has_the_status_incomplete()
         assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
 
 
-async def test_engine_failure_ends_a_stream_or_is_an_error_response() -> None:
+async def test_engine_failure_is_a_failed_response_event_or_a_500_error() -> None:
     async with serve(failing("so far", "the engine ended")) as node:
         *_, error, last = await streamed_events(node)
         assert (error.type, last.type, last.response.error.message) == ("error", "response.failed", "the engine ended")
@@ -309,7 +309,7 @@ async def test_unsupported_format_error_names_the_parameter(node: Node) -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_conversation_continues_from_a_response(node: Node, streamed: bool) -> None:
+async def test_conversation_continues_from_a_stored_response(node: Node, streamed: bool) -> None:
     instructions = {"instructions": "be brief"}
     if streamed:
         first = (await streamed_events(node, **instructions))[-1].response

@@ -44,7 +44,7 @@ async def serve(template: str | None = None) -> AsyncIterator[Post]:
             await serving
 
 
-async def test_text_is_tokenized_and_detokenized() -> None:
+async def test_tokenize_and_detokenize_endpoints_convert_text_and_tokens() -> None:
     text = "Grüße 🦊<|im_end|>"
     async with serve() as post:
         status, reply = await post("/tokenize", prompt=text)
@@ -142,7 +142,7 @@ async def test_error_raised_by_the_chat_template_is_422() -> None:
         assert (status, reply["error"]["code"]) == (422, "template_render_failed")
 
 
-async def test_tokenizer_info_has_control_tokens_and_the_template() -> None:
+async def test_tokenizer_info_lists_control_tokens_and_the_chat_template() -> None:
     async with scripted_node.serve(answer("x"), "{{ messages }}", routes=tokens_and_embeddings.routes) as node:
         url = f"{node.url}/tokenizer_info"
         async with node.http.get(url, params={"model": MODEL}) as response:

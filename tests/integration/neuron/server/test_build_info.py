@@ -55,7 +55,7 @@ def test_commit_comes_from_the_build_variable_if_there_is_no_checkout(
     assert (facts["git_sha"], facts["git_sha_long"][7:10], facts["git_dirty"]) == ("0123456", "789", None)
 
 
-def test_versions_of_dependencies_are_reported() -> None:
+def test_build_info_contains_the_versions_of_python_and_torch() -> None:
     facts = build_facts()
     assert facts["torch_version"]
     assert facts["torch_cuda"] is None or facts["torch_cuda"][0].isdigit()

@@ -126,7 +126,7 @@ async def test_blocked_gpu_driver_delays_neither_health_nor_host_memory_readings
     reading.cancel()
 
 
-async def test_configured_memory_limit_and_its_remainder_are_reported(tmp_path: Path) -> None:
+async def test_configured_memory_limit_and_the_grantable_rest_are_reported(tmp_path: Path) -> None:
     async with running({"NEURON_HARNESS__TORCH__MEMORY_LIMIT_MB": "64"}) as node:
         assert (await node.get("/discovery"))[1]["memory_limit_mb"] == 64
         assert (await node.load(make_model(tmp_path)))[0] == 200

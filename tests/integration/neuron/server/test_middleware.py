@@ -65,7 +65,7 @@ async def test_each_request_has_one_log_line(node: Node, tmp_path: Path, caplog:
         assert line.startswith(beginning)
 
 
-async def test_log_lines_of_the_engine_process_keep_their_level(
+async def test_log_lines_from_the_engine_process_keep_their_log_level(
     node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "helexa")

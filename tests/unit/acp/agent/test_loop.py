@@ -181,7 +181,7 @@ async def test_request_to_a_busy_endpoint_is_retried_with_notices_to_the_user(st
     assert "slow down. Retrying in 0 s." in actor.notices[0]
 
 
-async def test_retries_of_a_busy_endpoint_are_limited(stage):
+async def test_requests_to_a_busy_endpoint_are_given_up_after_some_retries(stage):
     busy = Reject(503, {"error": {"message": "loading"}}, {"retry-after": "0"})
     async with ScriptedEndpoint(*[busy] * 50) as endpoint:
         actor = await stage(endpoint)
@@ -221,7 +221,7 @@ async def test_tool_calls_written_as_text_are_run_if_the_endpoint_has_no_tools(s
     assert [event.card.title for event in started] == ["write_file", "Malformed tool call"]
 
 
-async def test_number_of_model_requests_in_a_turn_is_limited(stage):
+async def test_turn_ends_at_the_limit_of_model_requests(stage):
     async with ScriptedEndpoint(*[Say(calls=(Call("list_dir", {"path": "."}),))] * 30) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "max_turn_requests"

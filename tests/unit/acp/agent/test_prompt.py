@@ -39,7 +39,7 @@ async def test_outside_a_repository_only_project_notes_in_the_folder_itself_are_
     assert await read_notes(context(tmp_path / "work")) == ""
 
 
-async def test_project_notes_are_limited_in_size_and_links_out_of_the_project_are_ignored(tmp_path):
+async def test_project_notes_are_truncated_and_links_out_of_the_project_are_ignored(tmp_path):
     (tmp_path / "secret").write_text("hush")
     work = tmp_path / "work"
     work.mkdir()

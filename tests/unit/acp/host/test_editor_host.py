@@ -121,13 +121,13 @@ async def test_failed_release_of_the_terminal_does_not_fail_the_command() -> Non
         {"output": {}},
     ],
 )
-async def test_invalid_response_of_the_client_is_a_host_error(responses: dict[str, Response]) -> None:
+async def test_invalid_client_response_raises_a_host_error(responses: dict[str, Response]) -> None:
     client = terminal(**responses)
     with pytest.raises(HostError, match="has no"):
         await run(client)
 
 
-async def test_invalid_exit_status_from_the_client_is_none() -> None:
+async def test_invalid_exit_status_from_the_client_is_read_as_none() -> None:
     result = await run(terminal(wait_for_exit={"exitCode": "0", "signal": 9}))
     assert (result.exit_code, result.signal, result.timed_out) == (None, None, False)
 
@@ -166,7 +166,7 @@ async def test_terminal_created_after_cancellation_is_released() -> None:
     assert client.requests[-1] == ("terminal/release", {"sessionId": "s1", "terminalId": "late"})
 
 
-async def test_client_that_does_not_respond_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_to_a_client_that_does_not_respond_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_RESPONSE_SECONDS", 0.01)
     client = terminal(output=wait_forever, release=wait_forever)
     with pytest.raises(HostError, match="did not answer terminal/output"):

@@ -98,7 +98,7 @@ async def test_answer_stream_yields_tool_calls_with_names_ids_and_arguments(api)
 
 @every_api
 @pytest.mark.parametrize("finish", ["length", "refusal"])
-async def test_finish_reason_of_each_api_is_reported(api, finish):
+async def test_finish_reason_of_an_answer_is_reported_for_each_api(api, finish):
     async with ScriptedEndpoint(Say("a", finish=finish)) as endpoint, provider(endpoint, api) as model:
         *_, end = await ask(model)
     assert end.reason == finish
@@ -329,7 +329,7 @@ async def test_stream_of_invalid_data_raises_a_provider_error(api):
 
 @every_api
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
-async def test_response_size_is_limited(api, status, monkeypatch):
+async def test_response_above_the_size_limit_raises_a_provider_error(api, status, monkeypatch):
     monkeypatch.setattr(connection_and_api_format, "MAX_BYTES", 1 << 20)
 
     async def endless(reader, writer):

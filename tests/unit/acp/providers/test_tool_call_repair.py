@@ -75,7 +75,7 @@ READ = ParsedCall("read_file", {"path": "a"})
         ("", "<function=other><parameter=x>1</parameter></function>", ParsedCall("other", {"x": "1"})),
     ],
 )
-def test_tool_call_with_repairable_mistakes_is_parsed(name, text, call):
+def test_tool_call_text_with_repairable_mistakes_becomes_a_valid_call(name, text, call):
     assert repair(name, text, SCHEMAS) == call
 
 

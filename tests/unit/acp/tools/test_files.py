@@ -45,7 +45,7 @@ async def test_edit_preserves_file_mode_and_line_endings(workplace: Any) -> None
         ("same", "old_text and new_text are the same"),
     ],
 )
-async def test_edit_whose_old_text_is_missing_or_ambiguous_is_explained(
+async def test_edit_with_missing_or_ambiguous_old_text_fails_and_changes_no_file(
     workplace: Any, old_text: str, expected: str
 ) -> None:
     (workplace.folder / "a.py").write_text("def f():\n    b = 1\n    c = 2\n    b = 1\n")
@@ -175,13 +175,13 @@ async def test_large_folder_listing_is_truncated(workplace: Any) -> None:
         ("todo", {"tasks": [{"content": "x", "status": "maybe"}]}, "Invalid enum value 'maybe'"),
     ],
 )
-async def test_invalid_tool_arguments_are_explained(
+async def test_tool_call_with_invalid_arguments_fails_with_an_explanation(
     workplace: Any, tool: str, arguments: dict[str, Any], expected: str
 ) -> None:
     assert expected in await workplace.failure(tool, **arguments)
 
 
-async def test_todo_tool_returns_the_whole_plan(workplace: Any) -> None:
+async def test_todo_tool_stores_all_tasks_as_the_plan(workplace: Any) -> None:
     tasks = [{"content": "one", "status": "completed"}, {"content": "two", "status": "in_progress", "priority": "high"}]
     outcome = await workplace.call("todo", tasks=tasks)
     assert [(entry.content, entry.status, entry.priority) for entry in outcome.plan] == [

@@ -65,7 +65,7 @@ async def test_dead_mcp_server_fails_only_its_own_tool_calls(workplace: Any) -> 
         assert (await workplace.call("list_dir")).content == "[the folder is empty]"
 
 
-async def test_unusable_mcp_servers_give_warnings_and_others_work(workplace: Any) -> None:
+async def test_unusable_mcp_servers_give_warnings_and_usable_ones_work(workplace: Any) -> None:
     servers = [
         StdioServer("absent", "/no/such/program"),
         StdioServer("babbler", "sh", ("-c", "echo hello; echo world")),

@@ -149,7 +149,7 @@ async def test_grep_with_an_exponential_pattern_times_out(workplace: Any, monkey
     assert "took longer" in await workplace.failure("grep", pattern="(a+)+b")
 
 
-async def test_canceled_search_leaves_no_process(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancellation_of_a_search_kills_its_process(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace.folder / "a.txt").write_text("a" * 60 + "\n")
     started: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
     start = asyncio.create_subprocess_exec

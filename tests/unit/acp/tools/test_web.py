@@ -64,7 +64,7 @@ async def test_fetch_tool_returns_a_web_page_as_text(site: str) -> None:
     assert (await web.fetch_page(f"{site}/absent", allowed)).status == 404
 
 
-async def test_size_type_and_redirects_of_a_fetched_page_are_limited(site: str) -> None:
+async def test_fetched_page_is_limited_in_size_type_and_number_of_redirects(site: str) -> None:
     page = await web.fetch_page(f"{site}/endless", allowed)
     assert page.truncated and len(page.text) == 2 << 20
     with pytest.raises(ToolError, match="more than 5 times"):
@@ -102,7 +102,7 @@ def test_invalid_page_url_is_rejected(url: str) -> None:
         web.parse_url(url)
 
 
-def test_public_ip_addresses_are_recognized_as_public() -> None:
+def test_public_ipv4_and_ipv6_addresses_are_classified_as_public() -> None:
     assert web.is_public(ipaddress.ip_address("8.8.8.8"))
     assert web.is_public(ipaddress.ip_address("2001:4860:4860::8888"))
     assert web.is_public(ipaddress.ip_address("64:ff9b::808:808"))

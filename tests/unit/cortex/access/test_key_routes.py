@@ -150,7 +150,9 @@ async def test_endpoints_that_change_keys_require_an_admin_key(api: Api) -> None
         ({"account_id": "a", "key_id": "alice"}, 409, "key_id"),
     ],
 )
-async def test_invalid_key_is_not_created(api: Api, body: Any, status: int, param: str | None) -> None:
+async def test_request_for_an_invalid_key_is_rejected_and_creates_no_key(
+    api: Api, body: Any, status: int, param: str | None
+) -> None:
     code, response = await api("POST", body=body)
     assert (code, response["error"]["param"]) == (status, param)
     assert (await api("GET"))[1]["keys"][2:] == []

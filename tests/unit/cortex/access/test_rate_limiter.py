@@ -42,7 +42,7 @@ def rejection(limiter: RateLimiter, principal: Principal, tokens: int = 1) -> Ap
     return error
 
 
-def test_requests_per_minute_of_a_key_are_limited() -> None:
+def test_request_above_the_requests_per_minute_of_a_key_is_rejected() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", requests_per_minute=3)
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_token_rate_limit_is_corrected_to_the_actual_tokens_after_the_request() 
     request(limiter, key, 100)
 
 
-def test_failed_request_takes_no_tokens_from_the_limit() -> None:
+def test_failed_request_uses_no_tokens_of_the_token_rate_limit() -> None:
     limiter, key = RateLimiter(Clock()), Principal("a", "k", tokens_per_minute=100)
     for _ in range(5):
         with pytest.raises(ZeroDivisionError), admitted_request(limiter, key, 100):
@@ -92,7 +92,7 @@ def test_request_above_the_token_limit_is_admitted_if_no_earlier_tokens_count() 
     request(limiter, key, 1000)
 
 
-def test_concurrent_requests_of_a_key_are_limited() -> None:
+def test_request_above_the_concurrency_limit_of_a_key_is_rejected() -> None:
     limiter, key, other_key = (
         RateLimiter(Clock()),
         Principal("a", "k", concurrency=2),
@@ -108,7 +108,7 @@ def test_concurrent_requests_of_a_key_are_limited() -> None:
         rejection(limiter, key)
 
 
-def test_rejected_request_takes_nothing_from_any_limit() -> None:
+def test_rejected_request_uses_up_nothing_of_any_rate_limit() -> None:
     limiter = RateLimiter(Clock())
     key = Principal("a", "k", requests_per_minute=2, tokens_per_minute=10, concurrency=1)
     with admitted_request(limiter, key, 10):

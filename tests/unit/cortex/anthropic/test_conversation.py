@@ -61,7 +61,7 @@ def test_tool_results_of_a_user_message_precede_its_text() -> None:
     ]
 
 
-def test_consecutive_messages_of_one_role_become_one_message() -> None:
+def test_consecutive_messages_with_one_role_are_merged_into_one_message() -> None:
     calls = [assistant(use("1", "f")), assistant({"type": "thinking", "thinking": "hm"}, text("and"), use("2", "g"))]
     results = [user(result("1", "r"), text("so?")), user(result("2", "s")), {"role": "system", "content": "be brief"}]
     prompt, question, turn, *others = messages(

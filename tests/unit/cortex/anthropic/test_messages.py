@@ -48,7 +48,9 @@ async def test_streamed_message_has_text_tool_call_and_usage(node: FakeNode, cli
     assert json.loads(node.bodies[0])["stream_options"] == {"include_usage": True}
 
 
-async def test_each_content_block_starts_and_stops(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_each_content_block_of_a_messages_stream_has_a_start_and_a_stop_event(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     node.speak = streams(*STREAM)
     events = [event.type async for event in await client.messages.create(**ASK, stream=True)]
     assert events[0] == "message_start" and events[-2:] == ["message_delta", "message_stop"]
@@ -96,7 +98,9 @@ async def test_images_and_tool_results_reach_the_node(node: FakeNode, client: an
     assert chat_request["stop"] == ["END"]
 
 
-async def test_stop_sequence_is_reported(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_message_that_a_stop_sequence_ended_names_the_stop_sequence(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     chat_request = ASK | {"stop_sequences": ["END"]}
     node.speak = responds({"choices": [{"message": {"content": "x"}, "finish_reason": "stop", "stop_reason": "END"}]})
     message = await client.messages.create(**chat_request)

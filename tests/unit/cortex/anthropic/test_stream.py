@@ -281,7 +281,7 @@ def test_reason_of_a_cache_miss_is_forwarded_in_the_usage() -> None:
     assert ending["usage"]["helexa_cache_miss"] == miss
 
 
-def test_missing_usage_of_a_stream_is_counted_by_the_gateway() -> None:
+def test_stream_without_usage_gets_output_tokens_counted_by_the_gateway() -> None:
     message = sse_events.message(translated(text_chunk("a"), text_chunk("b"), finish(), DONE))
     assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 2)
 
@@ -364,7 +364,7 @@ def test_tool_arguments_nested_too_deeply_are_an_error() -> None:
     assert "ecursion" in sse_events.failure(translated(calls(call_delta(0, arguments, name="f"))))["message"]
 
 
-def test_content_buffered_during_tool_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_with_too_much_content_during_tool_calls_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
     unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
     assert (

@@ -94,7 +94,7 @@ async def test_error_event_without_a_type_becomes_a_valid_error_event(
 
 
 @pytest.mark.parametrize("headers", [{"content-type": "text/plain"}, {"content-type": "Application/JSON"}])
-async def test_non_streaming_response_of_a_backend_may_have_another_content_type(
+async def test_non_streaming_backend_response_is_forwarded_with_any_content_type(
     gateway: Cortex, backend: FakeNode, headers: dict[str, str]
 ) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:

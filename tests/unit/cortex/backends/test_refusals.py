@@ -178,7 +178,7 @@ async def test_billing_line_of_claude_code_is_not_sent_to_a_backend(backend: Fak
         (b"top_k must be -1 (disable), or at least 1, got 0", set()),
     ],
 )
-def test_backend_error_rejects_only_the_fields_that_it_names(error: bytes, refused: set[str]) -> None:
+def test_only_the_fields_named_in_a_backend_error_are_treated_as_rejected(error: bytes, refused: set[str]) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9000, "top_k": 0}
     body["chat_template_kwargs"] = {"a": 1}
     assert refused_fields(orjson.dumps(body), error) == refused

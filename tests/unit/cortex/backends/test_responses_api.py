@@ -99,7 +99,7 @@ async def test_tool_call_that_continues_after_its_end_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_missing_token_counts_of_a_backend_are_estimated_and_reported(streamed: bool) -> None:
+async def test_missing_token_counts_of_a_backend_are_replaced_by_estimates(streamed: bool) -> None:
     stream = [delta(content="Hel"), delta(content="lo"), finish("length"), DONE]
     pieces = stream if streamed else [completion({"content": "Hello"}, "length")]
     body, estimates = await converted(*pieces, stream=streamed)
@@ -120,7 +120,7 @@ async def test_keep_alives_are_forwarded_before_the_first_event() -> None:
     assert body.startswith(b":\n\nevent: response.created\n")
 
 
-async def test_output_that_waits_for_an_incomplete_tool_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_much_output_behind_an_incomplete_tool_call_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_api, "MAX_WAITING_CHARS", 100)
     pieces = [call(0, "f", "{", "c0"), call(1, "g", "x" * 101, "c1")]
     with pytest.raises(ApiError, match="waits for an incomplete tool call"):

@@ -119,7 +119,7 @@ def test_stream_with_a_choice_that_has_no_finish_reason_is_incomplete() -> None:
     assert stream.failure is not None and "finish reason" in str(stream.failure)
 
 
-def test_number_of_choices_in_a_backend_stream_is_bounded() -> None:
+def test_backend_stream_with_too_many_choices_is_an_error() -> None:
     _, stream = converted(*(chunk({"index": index, "delta": {}}) for index in range(MAX_CHOICES + 1)))
     assert stream.failure is not None and "choices" in str(stream.failure)
 
@@ -180,12 +180,12 @@ def test_interleaved_tool_calls_of_a_backend_stay_apart() -> None:
     assert arguments == {0: '{"a":1}', 1: '{"b":2}'}
 
 
-def test_number_of_tool_calls_in_a_backend_stream_is_bounded() -> None:
+def test_backend_stream_with_too_many_tool_calls_is_an_error() -> None:
     _, stream = converted(*(call(None, f"f{index}", "{}") for index in range(choices.MAX_CALLS + 1)), finish(), DONE)
     assert stream.failure is not None and "tool calls" in str(stream.failure)
 
 
-def test_number_of_comparisons_of_a_tool_call_with_later_deltas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_call_is_compared_with_a_limited_number_of_later_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "MAX_CHECKS", 2)
     pieces = ['{"a": "', *["}"] * 20, '"}']
     chunks, stream = converted(*(call(0, "f", piece) for piece in pieces), finish("tool_calls"), DONE)
@@ -195,7 +195,7 @@ def test_number_of_comparisons_of_a_tool_call_with_later_deltas_is_bounded(monke
     assert "".join(value["function"]["arguments"] for value in deltas) == "".join(pieces)
 
 
-def test_number_of_lines_of_a_backend_event_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_event_with_too_many_lines_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "MAX_LINES", 3)
     _, stream = converted(b"data: {\n" * 4)
     assert stream.failure is not None and "lines" in str(stream.failure)

@@ -173,7 +173,7 @@ async def test_api_key_with_a_model_list_can_list_and_use_only_these_models(keye
     assert (await post(keyed, "/v1/chat/completions", "other", model="Org/Other"))[0] == 200
 
 
-async def test_requests_per_minute_of_a_key_are_limited(keyed: Cortex) -> None:
+async def test_request_above_the_rate_limit_of_a_key_is_429_with_retry_after(keyed: Cortex) -> None:
     first, second = [await post(keyed, "/v1/chat/completions", "slow") for _ in range(2)]
     assert first[0] == 200
     assert first[2]["x-ratelimit-remaining-requests"] == "0"

@@ -60,7 +60,7 @@ def test_request_fields_that_a_response_repeats_are_not_read_as_usage(size: int)
     assert (meter.usage(), meter.ended(9)) == (None, True)
 
 
-def test_each_delta_event_counts_as_a_token() -> None:
+def test_each_delta_event_of_a_responses_stream_counts_as_one_token() -> None:
     meter = metered(CREATED, ADDED, TEXT + CALL, TEXT)
     assert (meter.first_at, meter.last_at, meter.produced) == (3.0, 4.0, 3)
     assert metered(CREATED, ADDED).first_at is None
@@ -100,7 +100,7 @@ def test_overlong_events_of_a_responses_stream_are_skipped(monkeypatch: pytest.M
     assert metered(*[b"x" * 100] * 30, json.dumps(response(USAGE)).encode(), streamed=False).usage() is None
 
 
-def test_buffer_of_the_response_meter_is_bounded() -> None:
+def test_response_meter_buffers_at_most_the_maximum_number_of_bytes() -> None:
     for streamed in (True, False):
         meter = ResponseMeter(streamed=streamed)
         for _ in range(200):

@@ -59,7 +59,7 @@ def output_of(path: str, output: int = 10, **fields: Any) -> int:
         (IMAGES, {"prompt": "x", "n": 2}, 2 * 8192),
     ],
 )
-def test_reserved_output_follows_the_limit_fields_that_the_api_supports(
+def test_reserved_output_tokens_follow_the_limit_fields_of_each_api(
     path: str, fields: dict[str, Any], tokens: int
 ) -> None:
     assert output_of(path, **fields) == tokens

@@ -101,7 +101,7 @@ NOT_FOUND = {
 }
 
 
-async def test_malformed_http_requests_are_rejected_and_not_forwarded(cortex: Cortex, node: FakeNode) -> None:
+async def test_malformed_http_requests_are_rejected_without_reaching_the_node(cortex: Cortex, node: FakeNode) -> None:
     for name, request in REJECTED.items():
         async with connected(cortex) as (reader, writer):
             writer.write(request)

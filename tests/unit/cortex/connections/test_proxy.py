@@ -92,7 +92,7 @@ async def test_stream_events_are_forwarded_before_the_node_sends_the_next(cortex
         assert await response.read() == b""
 
 
-async def test_only_the_model_name_changes_for_an_alias(cortex: Cortex, node: FakeNode) -> None:
+async def test_request_with_a_model_alias_is_changed_only_in_the_model_name(cortex: Cortex, node: FakeNode) -> None:
     await post(cortex, BODY.replace(b"Org/M", b"small"))
     assert node.bodies == [BODY]
 

@@ -58,7 +58,7 @@ async def test_stream_that_breaks_at_any_byte_ends_well_formed(cut: int) -> None
         assert line in STREAM.splitlines()
 
 
-async def test_line_buffered_by_the_response_writer_is_bounded() -> None:
+async def test_overlong_line_without_an_end_is_written_instead_of_buffered() -> None:
     sent, _ = await streamed(b"data: ", b"x" * MAX_BUFFERED_BYTES, b"y")
     assert len(sent.body) >= MAX_BUFFERED_BYTES
 

@@ -133,7 +133,7 @@ async def test_response_body_without_a_length_ends_with_the_connection(client: U
         assert await read(await ask(client, server)) == b"hello"
 
 
-async def test_large_request_body_is_sent_completely_to_the_node(client: Upstream) -> None:
+async def test_request_body_of_2_mib_is_sent_completely_to_the_node(client: Upstream) -> None:
     body = bytes(range(256)) * (8 << 10)
     async with Server(OK).serving() as server:
         assert await read(await ask(client, server, body)) == b"hello"

@@ -161,7 +161,7 @@ async def test_nodes_are_polled_often_only_while_a_client_reads_node_events(node
         await eventually(lambda: not node_watchers(cortex))
 
 
-async def test_number_of_event_stream_clients_is_limited(keyed: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_stream_client_above_the_limit_gets_a_503(keyed: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_events, "MAX_WATCHERS", 1)
     async with following(keyed, "activity") as events:
         await ask(keyed, "a")
@@ -210,7 +210,7 @@ async def test_event_topic_log_needs_an_admin_key_even_if_the_gateway_requires_n
         assert response.status == 403
 
 
-async def test_log_sent_to_a_client_is_bounded_and_states_the_number_of_missing_lines(keyed: Cortex) -> None:
+async def test_event_stream_client_that_misses_log_lines_gets_their_number(keyed: Cortex) -> None:
     lines = keyed.gateway.log_lines
     async with following(keyed, "log") as events:
         logging.getLogger("helexa.test").warning("first")

@@ -91,7 +91,7 @@ async def test_client_request_loads_on_another_node_if_the_load_by_an_admin_fail
     assert len(second.loads) == 1
 
 
-async def test_wait_for_a_load_by_an_admin_is_limited_and_the_load_continues(pair: Cortex, first: FakeNode) -> None:
+async def test_load_by_an_admin_is_503_after_wait_secs_and_continues(pair: Cortex, first: FakeNode) -> None:
     first.may_load.clear()
     status, body = await load(pair, "Org/A", "n1", "?wait_secs=0")
     assert status == 503 and "still loading" in body["error"]["message"]

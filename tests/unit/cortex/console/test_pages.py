@@ -25,7 +25,7 @@ async def disabled(node: FakeNode) -> AsyncIterator[Cortex]:
         yield cortex
 
 
-async def test_root_path_is_html_for_browsers_and_json_for_others(cortex: Cortex) -> None:
+async def test_root_path_is_html_for_browsers_and_json_for_other_clients(cortex: Cortex) -> None:
     async with cortex.client.get(cortex.url, headers=HTML) as response:
         assert response.content_type == "text/html"
     for headers in ({}, {"accept": "application/json"}, {"accept": "*/*"}):
@@ -52,7 +52,7 @@ async def test_content_security_policy_allows_only_own_scripts_and_the_import_ma
     assert re.findall(r"https?://", page) == []
 
 
-async def test_console_files_are_cached_only_under_the_hash_of_their_content(cortex: Cortex) -> None:
+async def test_console_files_are_served_as_immutable_only_under_their_content_hash(cortex: Cortex) -> None:
     async with cortex.client.get(f"{cortex.url}{PATH}/{ASSETS.digest}/main.js") as response:
         assert response.status == 200 and "immutable" in response.headers["cache-control"]
         assert response.content_type == "text/javascript"

@@ -179,7 +179,7 @@ def test_console_session_expires() -> None:
     assert store.of_cookie(headers_of(token, session.csrf)) is None
 
 
-def test_number_of_console_sessions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_console_sessions_end_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "MAX_SESSIONS", 5)
     monkeypatch.setattr(console, "MAX_SESSIONS_PER_CREDENTIAL", 2)
     store = Sessions()

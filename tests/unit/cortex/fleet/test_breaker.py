@@ -116,7 +116,7 @@ def fleet_with(clock: Clock, **settings: Any) -> Fleet:
     return fleet
 
 
-def test_open_breakers_are_visible_in_the_fleet_view() -> None:
+def test_open_breaker_is_listed_in_the_fleet_view_until_it_closes() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=2, breaker_reset_secs=RESET)
     fleet.transport_failed("n1", "M")
@@ -203,7 +203,7 @@ def test_breaker_of_one_client_admits_a_probe_of_this_client() -> None:
         assert not fleet.view().open
 
 
-def test_number_of_stored_breakers_is_bounded() -> None:
+def test_number_of_stored_breakers_stays_below_a_maximum() -> None:
     breakers = Breakers(1, RESET)
     breakers.failed(("other node", "M"), 0.0)
     for number in range(3 * MAX_BREAKERS):

@@ -8,7 +8,7 @@ async def state(cortex: Cortex, model: str) -> str:
     return (await cortex.get(f"/v1/models/{model}"))["state"]
 
 
-async def test_model_of_a_dead_node_is_listed_as_unreachable_unless_another_node_can_load_it() -> None:
+async def test_model_of_a_dead_node_is_unreachable_unless_another_node_can_load_it() -> None:
     dead, other = FakeNode(name="n1").holds("Org/Only", "Org/Pinned", "Org/Both"), FakeNode(name="n2")
     async with (
         dead.serving(),

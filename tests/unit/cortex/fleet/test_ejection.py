@@ -47,7 +47,7 @@ def test_ejected_node_gets_one_trial_request_at_a_time() -> None:
     assert not ejections.ejected(1.0)  # the trial had no result: another one is allowed
 
 
-def test_failed_trial_doubles_the_ejection_time_and_successful_ones_end_it() -> None:
+def test_failed_trial_doubles_the_ejection_time_and_a_successful_trial_ends_it() -> None:
     ejections, now = Ejections(), 0.0
     for expected in (1, 2, 4, 8, 16, 32, 32):
         trial = ejections.began(PAIR, ANN, now)
@@ -72,7 +72,7 @@ def test_node_that_rejects_all_requests_of_a_path_is_suspected() -> None:
     assert not ejections
 
 
-def test_number_of_stored_ejections_is_bounded() -> None:
+def test_number_of_stored_ejections_stays_below_a_maximum() -> None:
     ejections = Ejections()
     for client in ("ann", "bob"):
         ejections.struck(("other node", "M"), Requester(client, "/chat"), 0.0)

@@ -62,7 +62,7 @@ class Response:
     last_received_at = 0.0
 
 
-def test_bytes_of_a_response_count_as_a_sign_of_life_of_a_node() -> None:
+def test_received_response_bytes_show_that_a_node_is_alive() -> None:
     now = 1000.0
     fleet = Fleet([NeuronSection(name="n1", endpoint="http://n1")], clock=lambda: now)
     assert not fleet.is_answering("n1")
@@ -144,7 +144,7 @@ def test_failed_request_is_no_longer_counted_as_running(fleet: Fleet) -> None:
     assert fleet.view().in_flight == {}
 
 
-def test_fleet_view_does_not_change_after_it_was_taken(fleet: Fleet) -> None:
+def test_fleet_view_taken_earlier_does_not_change_when_the_fleet_changes(fleet: Fleet) -> None:
     view = fleet.view()
     fleet.answered("n1", report(M), 0.0)
     with fleet.request("n1", "M"), fleet.load("n1", "M"):
@@ -227,7 +227,7 @@ async def test_model_url_is_requested_from_the_node_only_after_the_load(node: Fa
         assert fleet.node("n").url("Org/M") == node.endpoint
 
 
-async def test_node_that_does_not_respond_does_not_delay_polls_of_others() -> None:
+async def test_node_that_does_not_respond_does_not_delay_polls_of_other_nodes() -> None:
     async with FakeNode("silent").serving() as silent, FakeNode("quick").holds("Org/M").serving() as quick:
         silent.may_answer_polls.clear()
         async with running_cortex(silent, quick, ready=False) as cortex:
@@ -462,7 +462,7 @@ async def test_unexpected_exception_for_one_node_does_not_stop_polling(monkeypat
         await eventually(lambda: fleet.node("bad\n").misses > 3 and fleet.node("n").healthy)
 
 
-async def test_nodes_that_hang_do_not_delay_polls_of_others() -> None:
+async def test_nodes_that_hang_do_not_delay_polls_of_other_nodes() -> None:
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(FakeNode(f"n{i}").holds("M").serving()) for i in range(5)]
         for hung in nodes[:3]:
@@ -477,7 +477,7 @@ async def test_nodes_that_hang_do_not_delay_polls_of_others() -> None:
             hung.may_answer_polls.set()
 
 
-async def test_number_of_models_per_node_is_bounded() -> None:
+async def test_gateway_keeps_at_most_the_maximum_number_of_models_per_node() -> None:
     async with FakeNode().holds(*(f"M{i}" for i in range(MAX_MODELS + 50))).serving() as node, polled() as fleet:
         fleet.configure([neuron("n", node.url)])
         await eventually(lambda: fleet.node("n").healthy)

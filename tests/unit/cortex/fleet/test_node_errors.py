@@ -41,7 +41,7 @@ async def test_poll_error_names_a_refused_connection_or_an_unknown_host() -> Non
         ),
     ],
 )
-async def test_poll_error_names_a_server_that_is_no_node(answer: bytes, scheme: str, message: str) -> None:
+async def test_poll_error_names_a_server_that_is_not_a_node(answer: bytes, scheme: str, message: str) -> None:
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         await reader.read(1)
         writer.write(answer)

@@ -87,7 +87,7 @@ async def test_failed_join_does_not_use_up_the_token(gateway: Cortex, joining: F
 
 
 @pytest.mark.parametrize("key", ["another-key", None])
-async def test_node_that_does_not_require_the_key_it_announced_cannot_join(
+async def test_node_that_does_not_require_its_announced_key_cannot_join(
     gateway: Cortex, joining: FakeNode, key: str | None
 ) -> None:
     joining.key = key
@@ -172,7 +172,7 @@ async def test_gateways_of_one_database_see_nodes_that_joined_at_another(gateway
     await eventually(lambda: not gateway.gateway.fleet.view().nodes)
 
 
-async def test_joins_with_wrong_tokens_are_limited_and_counted(
+async def test_joins_with_wrong_tokens_are_counted_and_rejected_above_a_rate_limit(
     gateway: Cortex, joining: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(ATTEMPTS_PER_MINUTE):

@@ -184,7 +184,7 @@ async def test_kind_of_a_third_party_server_is_identified_once() -> None:
 
 
 @pytest.mark.parametrize("body", ["", "null", "[]", "{}", '{"data": 7}', '{"data": ["a"]}', "<html>"])
-async def test_malformed_model_list_counts_as_a_missed_poll(body: str) -> None:
+async def test_malformed_model_list_of_a_backend_counts_as_a_missed_poll(body: str) -> None:
     async with watched(Server({"/v1/models": body})) as (fleet, poller):
         await poller.poll("box")
         assert (fleet.node("box").healthy, fleet.node("box").misses) == (False, 1)

@@ -53,7 +53,9 @@ def test_invalid_host_pattern_is_rejected(text: str) -> None:
         ("::1", 80, "*.1", False),
     ],
 )
-def test_host_is_allowed_if_a_pattern_matches(host: str, port: int, pattern: str, *, allowed: bool) -> None:
+def test_host_is_allowed_only_if_a_configured_pattern_matches(
+    host: str, port: int, pattern: str, *, allowed: bool
+) -> None:
     assert is_allowed(host, port, {pattern}) == allowed
     assert not is_allowed(host, port, set())
 

@@ -84,7 +84,7 @@ async def test_image_url_whose_host_is_a_number_is_never_requested(server: Image
         "http://127.0.0.1:99999/a.png",
     ],
 )
-async def test_image_urls_of_other_hosts_or_with_credentials_are_rejected(server: ImageServer, url: str) -> None:
+async def test_image_urls_of_disallowed_hosts_or_with_credentials_are_rejected(server: ImageServer, url: str) -> None:
     section = settings(server, allowed_hosts=[f"127.0.0.1:{server.port}"])
     code, _ = await rejection(section, url.format(port=server.port))
     assert (code, server.requests) == ("invalid_image_url", [])
@@ -183,7 +183,7 @@ async def test_relative_redirect_is_followed(server: ImageServer) -> None:
     assert [request.path for request in server.requests] == ["/b/start", "/c.png"]
 
 
-async def test_redirects_of_an_image_url_are_limited(server: ImageServer) -> None:
+async def test_image_url_with_too_many_redirects_is_rejected(server: ImageServer) -> None:
     server.respond = redirect("/start")
     code, message = await rejection(settings(server), f"http://127.0.0.1:{server.port}/start")
     assert (code, len(server.requests)) == ("failed_to_download_image", MAX_REDIRECTS + 1)
@@ -266,7 +266,7 @@ async def test_unreachable_image_server_is_an_error_of_the_request(server: Image
     )
 
 
-async def test_memory_for_fetched_images_is_limited_and_released(server: ImageServer) -> None:
+async def test_image_above_the_memory_budget_is_rejected_and_memory_is_released(server: ImageServer) -> None:
     bodies = BodyBudget(2 * len(PNG))
     assert (await rejection(settings(server), server.url, bodies))[0] == "rate_limit_exceeded"
     assert bodies.reserved == 0

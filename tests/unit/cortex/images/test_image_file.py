@@ -79,7 +79,7 @@ def test_valid_base64_in_a_data_url_is_accepted_and_invalid_rejected(text: str) 
         (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
     ],
 )
-def test_media_type_of_an_image_follows_its_contents(data: bytes, media_type: str) -> None:
+def test_media_type_of_a_data_url_follows_the_contents_of_the_image(data: bytes, media_type: str) -> None:
     assert to_data_url(data) == f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 

@@ -42,7 +42,7 @@ def test_estimated_tokens_of_an_image_follow_from_its_size(image: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "tokens"), [((1, 1), MIN_TOKENS), ((4000, 3000), MAX_TOKENS), ((1024, 768), 768)])
-def test_estimated_tokens_of_an_image_are_limited(size: tuple[int, int], tokens: int) -> None:
+def test_estimated_tokens_of_an_image_do_not_exceed_the_maximum(size: tuple[int, int], tokens: int) -> None:
     assert image_tokens(url("png", size)) == tokens
     assert image_tokens(url("png", size), "low") == min(tokens, LOW_DETAIL_TOKENS)
 

@@ -84,7 +84,7 @@ def test_request_with_an_invalid_image_is_rejected(body: bytes, code: str, param
     assert (rejected.value.status, rejected.value.code, rejected.value.param) == (400, code, param)
 
 
-def test_error_names_the_number_of_the_image_and_not_its_url() -> None:
+def test_image_error_names_the_position_of_the_image_and_not_its_url() -> None:
     with pytest.raises(ApiError, match=r"^image 2 of the request is at an http\(s\) URL") as rejected:
         check_images(chat(image(), image(REMOTE)), NO_FETCHES)
     assert "secret" not in str(rejected.value)
@@ -120,7 +120,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["messages", "input"]), st.lists(values, max_size=3) | values))
-def test_check_for_images_accepts_any_body_or_rejects_it_with_400(content: dict[str, Any]) -> None:
+def test_any_request_body_passes_the_image_check_or_is_rejected_with_400(content: dict[str, Any]) -> None:
     body = json.dumps(content).encode()
     try:
         checked = check_images(body, LIMITS)

@@ -18,7 +18,7 @@ async def cold(node: FakeNode) -> Any:
         yield cortex
 
 
-async def test_concurrent_requests_for_a_cold_model_load_it_once(cold: Any, node: FakeNode) -> None:
+async def test_concurrent_requests_for_a_cold_model_cause_one_load(cold: Any, node: FakeNode) -> None:
     node.may_load.clear()
     ask_tasks = [asyncio.create_task(cold.ask(model)) for model in ["Org/Cold", "cold"] * 5]
     await eventually(lambda: node.loads)
@@ -33,7 +33,7 @@ async def test_concurrent_requests_for_a_cold_model_load_it_once(cold: Any, node
     assert await cold.sample("cortex_cold_starts_total", model="Org/Cold", node="n1") == 1
 
 
-async def test_concurrent_requests_for_a_cold_model_load_it_on_one_node() -> None:
+async def test_concurrent_requests_for_a_cold_model_load_the_model_on_one_node() -> None:
     async with (
         FakeNode("a").serving() as a,
         FakeNode("b").serving() as b,

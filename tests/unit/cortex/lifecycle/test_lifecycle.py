@@ -67,7 +67,7 @@ async def test_model_of_higher_rank_is_not_evicted() -> None:
         assert s.settled()
 
 
-async def test_busy_model_is_drained_before_it_is_evicted() -> None:
+async def test_busy_model_is_drained_before_its_eviction() -> None:
     async with one_card("A") as node, stage(node) as s:
         with s.fleet.request("n1", "A"):
             ask_b = s.ask("B")
@@ -284,7 +284,7 @@ async def test_idle_models_are_unloaded_unless_pinned() -> None:
         assert sorted(s.evicted) == [("A", "n1"), ("C", "n1")]
 
 
-async def test_unload_that_the_node_rejects_is_not_repeated_at_once() -> None:
+async def test_unload_that_the_node_rejects_is_not_repeated_immediately() -> None:
     async with one_card("A") as node, stage(node, idle_ttl_secs=0.1) as s:
         node.unload_error = (500, {"error": "busy"})
         await eventually(lambda: node.unloads)
@@ -342,7 +342,7 @@ async def test_memory_of_a_running_load_is_not_given_to_another() -> None:
         second.cancel()
 
 
-async def test_number_of_requests_that_wait_for_loads_is_bounded() -> None:
+async def test_request_is_rejected_if_too_many_requests_wait_for_a_load() -> None:
     async with one_card() as node, stage(node) as s:
         node.may_load.clear()
         ask_tasks = [s.ask("A") for _ in range(256)]

@@ -161,7 +161,7 @@ def test_model_can_be_evicted_if_unused_for_half_of_its_load_time() -> None:
     assert isinstance(place(replace(resting, now=NOW + 1), "B", since=NOW), ColdPlacement)
 
 
-def test_model_that_drains_is_not_loaded_again_until_it_is_unloaded() -> None:
+def test_draining_model_is_not_loaded_again_before_its_unload() -> None:
     # with memory for two copies
     leaving = snapshot_of(node("a", "A", gpus=[48000]), draining=frozenset({("a", "A")}))
     assert place(leaving, "A", since=NOW - 500) == DelayedPlacement("A", "a", (), inf)
@@ -172,7 +172,7 @@ def test_freshly_loaded_model_counts_as_recently_used() -> None:
     assert place(came, "B", since=NOW) == DelayedPlacement("B", "a", ("A",), NOW + 3)
 
 
-def test_memory_reserved_by_a_load_is_not_used_for_another() -> None:
+def test_memory_reserved_by_a_running_load_is_not_used_for_another_model() -> None:
     running = snapshot_of(node("a"), loading=frozenset({("a", "A")}), reserved={"a": {0: 20000}})
     assert place(running, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), inf)
 
@@ -228,7 +228,7 @@ def test_node_without_accelerators_uses_system_memory() -> None:
     assert isinstance(decision, ColdPlacement) and decision.evict == ("A",) and decision.spec.devices is None
 
 
-def test_ranks_share_the_memory_of_a_node_without_accelerators() -> None:
+def test_ranks_of_a_model_share_the_memory_of_a_node_without_accelerators() -> None:
     known = catalog(A=10000, wide={"vram_mb": 10000, "min_devices": 2})
     sockets = with_ranks(node("a", "A", gpus=[]), 2)
     snapshot = snapshot_of(sockets, known=known)
@@ -260,14 +260,16 @@ def test_model_with_more_ranks_than_a_node_allows_is_placed_elsewhere() -> None:
         ("AABB", [19000, 18000, 16000, 16000], [0, 1]),
     ],
 )
-def test_model_is_divided_among_devices_of_one_kind(kinds: str, free: list[int], chosen: list[int]) -> None:
+def test_model_with_two_ranks_is_placed_on_two_devices_of_one_kind(
+    kinds: str, free: list[int], chosen: list[int]
+) -> None:
     known = catalog(wide={"vram_mb": 30000, "min_devices": 2})
     devices = with_ranks(node("a", gpus=[48000] * 4, free=free), 2, kinds)
     decision = place(snapshot_of(devices, known=known), "wide")
     assert isinstance(decision, ColdPlacement) and decision.spec.devices == chosen
 
 
-def test_size_of_a_model_without_vram_mb_is_the_last_reported_one() -> None:
+def test_size_of_a_model_without_vram_mb_is_the_size_last_reported_by_a_node() -> None:
     known, history = catalog(A=20000, N={}), LoadHistory()
     blind = snapshot_of(node("a", "A"), known=known, sizes_mb=history.sizes_mb)
     assert isinstance(decision := place(blind, "N"), ColdPlacement) and decision.evict == ()
@@ -390,7 +392,7 @@ def test_waiting_models_are_sorted_by_overdue_state_then_priority_then_age() -> 
     ]
 
 
-def test_waiting_large_model_is_not_starved_by_small_ones() -> None:
+def test_waiting_large_model_is_not_starved_by_small_models() -> None:
     settings = EvictionSection(min_residency_secs=30, swap_wait_secs=10)
     young = snapshot_of(node("a", "B", gpus=[26000]), settings=settings, loaded_at={("a", "B"): NOW - 1})
     started: list[str] = []
@@ -472,7 +474,7 @@ def test_random_placements_evict_only_evictable_models_and_as_few_as_needed(
         assert free + sum(gained) - min(gained) < need
 
 
-def test_explanation_of_a_placement_has_a_verdict_for_each_node() -> None:
+def test_placement_explanation_has_a_verdict_for_each_node() -> None:
     nodes = [
         node("beast", "X", gpus=[9000], free=[2300]),
         node("down", healthy=False),
@@ -495,7 +497,7 @@ def test_explanation_of_a_placement_has_a_verdict_for_each_node() -> None:
     }
 
 
-def test_explanation_of_a_placement_distinguishes_warm_waiting_and_unknown_models() -> None:
+def test_placement_explanation_distinguishes_warm_waiting_and_unknown_models() -> None:
     busy = snapshot_of(node("a", "A"), in_flight={("a", "A"): 2})
     warm = explain(busy, "A")
     assert (warm.decision, warm.node, warm.reason) == ("warm", "a", "warm: a has 2 in flight")
@@ -527,7 +529,7 @@ def on_disk(*nodes: Node, serves: bool = True, names: Sequence[str] = (), **size
     return FleetView(with_models, local=LocalIndex({node.name: models for node in nodes}), serves_local=serves)
 
 
-def test_model_larger_than_the_free_memory_of_an_empty_cpu_node_is_rejected() -> None:
+def test_model_larger_than_the_free_memory_of_each_empty_cpu_node_is_rejected() -> None:
     known = catalog(big={}, unknown={})
     snapshot = snapshot_of(cpu_node("a", free=11_264), known=known, estimates_mb={"big": 63_000})
     with pytest.raises(ApiError, match=r"it needs 61\.5 GB; a has 11\.0 GB free") as refused:

@@ -32,7 +32,7 @@ def placed(*nodes: Node, model: str = "A", known: Catalog = KNOWN) -> ColdPlacem
     return decision
 
 
-def test_memory_of_a_sleeping_model_is_free_and_it_is_not_evicted() -> None:
+def test_memory_of_a_sleeping_model_counts_as_free_and_the_model_is_not_evicted() -> None:
     snapshot = snapshot_of(asleep(node("a"), "A"))
     assert snapshot.residents(snapshot.view.nodes[0]) == [] and snapshot.free(snapshot.view.nodes[0]) == {0: 24000}
     assert placed(asleep(node("a"), "A"), model="B").evict == ()
@@ -40,7 +40,7 @@ def test_memory_of_a_sleeping_model_is_free_and_it_is_not_evicted() -> None:
     assert expired_models(snapshot_of(asleep(node("a"), "A"), settings=ttl)) == []
 
 
-def test_sleeping_model_wakes_on_its_node_rather_than_loads_on_another_one() -> None:
+def test_sleeping_model_wakes_on_its_node_if_its_memory_is_free() -> None:
     empty, sleeper = node("a", free=[24000]), asleep(node("b", free=[23000]), "A")
     assert placed(empty, sleeper).node == "b"
     full = asleep(node("b", "B", free=[3000]), "A")
@@ -62,7 +62,7 @@ def test_sleeping_model_does_not_evict_a_model_of_a_higher_rank() -> None:
     assert explain(snapshot_of(full), "A").decision == "refuse"
 
 
-def test_load_request_lets_a_pinned_model_sleep_only_if_the_catalog_says_so() -> None:
+def test_load_request_gives_a_pinned_model_an_idle_time_only_from_the_catalog() -> None:
     idle_secs = {"A": None, "P": 0.0, "Q": 60.0}
     known = catalog(A={}, P={"pinned_on": ["a"]}, Q={"pinned_on": ["a"], "idle_unload_secs": 60})
     assert {profile.id: load_spec(profile, ()).idle_unload_secs for profile in known.models} == idle_secs
@@ -80,7 +80,7 @@ def test_explanation_and_model_list_show_a_sleeping_model_as_sleeping() -> None:
     assert entry["feasible_on"] == ["a", "b"]
 
 
-async def test_request_wakes_a_model_and_evicts_another_one_for_it() -> None:
+async def test_request_wakes_a_sleeping_model_and_evicts_another_model_for_it() -> None:
     async with FakeNode("n1").with_memory_limit(9000, {"A": 6000, "B": 7000}).serving() as one:
         one.holds("A", granted_mb=6000)
         async with stage(one) as running:
@@ -129,7 +129,7 @@ async def test_keep_alive_set_at_the_gateway_disables_idle_sleep_on_the_node() -
 
 
 @pytest.mark.parametrize("can_sleep", [True, False])
-async def test_evicted_model_that_is_not_in_the_catalog_sleeps_if_it_can_and_wakes_later(can_sleep: bool) -> None:
+async def test_evicted_model_outside_the_catalog_sleeps_if_possible_and_wakes_later(can_sleep: bool) -> None:
     sizes = {"A": 6000, "own": 7000}
     async with FakeNode("n1", can_sleep=can_sleep).with_memory_limit(9000, sizes).serving() as one:
         one.holds("own", granted_mb=7000)

@@ -129,7 +129,7 @@ def test_half_of_a_surrogate_pair_in_arguments_is_replaced() -> None:
     assert call["function"]["arguments"] == {"p": "\ufffd x"}
 
 
-def test_incomplete_tool_call_becomes_text_of_the_ollama_answer() -> None:
+def test_incomplete_tool_call_is_returned_as_text_of_the_ollama_answer() -> None:
     cut = streamed(calls(call_delta(0, '{"a":', name="f", id="c")), finish("length"), DONE)
     assert json.loads(joined(cut, "content")) == {"name": "f", "arguments": '{"a":'}
     assert (cut[-1]["done_reason"], "tool_calls" in cut[0]["message"]) == ("length", False)

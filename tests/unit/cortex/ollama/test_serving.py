@@ -76,7 +76,7 @@ async def test_request_of_a_web_page_without_json_content_type_is_415(
             assert response.status == status
 
 
-async def test_api_generate_and_api_embed_reach_the_fitting_endpoints_of_the_node(
+async def test_api_generate_and_api_embed_reach_the_matching_endpoints_of_the_node(
     node: FakeNode, cortex: Cortex
 ) -> None:
     paths: list[str] = []
@@ -335,7 +335,7 @@ async def test_web_page_of_an_allowed_origin_can_use_every_ollama_path(node: Fak
             assert (response.status, response.headers["access-control-allow-origin"]) == (200, "https://ui.example")
 
 
-async def test_second_address_for_ollama_clients_answers_like_ollama(node: FakeNode, cortex: Cortex) -> None:
+async def test_second_address_for_ollama_clients_imitates_an_ollama_server(node: FakeNode, cortex: Cortex) -> None:
     app = OllamaAddress(create_app(cortex.gateway))
     async with listening(Listener(app)) as url, cortex.client.get(url, headers={"accept": "text/html"}) as response:
         assert (response.status, await response.text()) == (200, "Ollama is running")

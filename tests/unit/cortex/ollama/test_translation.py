@@ -82,7 +82,7 @@ def call(name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
     return {"function": {"name": name, "arguments": arguments}, **fields}
 
 
-def test_tool_results_refer_to_the_tool_call_of_their_function() -> None:
+def test_ollama_tool_results_get_the_id_of_the_matching_tool_call() -> None:
     messages = [
         *HI,
         {"role": "assistant", "tool_calls": [call("a", {"x": 1}), call("b", '{"y": 2}'), call("a", None, id="third")]},
@@ -148,7 +148,7 @@ def test_generate_skips_the_chat_template_if_raw_or_suffix_is_set() -> None:
     assert generated(suffix="end", stream=False) == {"model": "m", "prompt": "Hi", "suffix": "end"}
 
 
-def test_log_probabilities_are_requested_from_the_node_if_the_client_wants_them() -> None:
+def test_log_probabilities_are_requested_from_the_node_only_if_requested() -> None:
     assert chat(logprobs=True, top_logprobs=3) | {"logprobs": True, "top_logprobs": 3} == chat(
         logprobs=True, top_logprobs=3
     )

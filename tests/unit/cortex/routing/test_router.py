@@ -99,7 +99,7 @@ def test_tie_break_function_selects_among_the_least_busy_nodes() -> None:
     assert candidates == [["a", "b"]]
 
 
-def test_request_goes_to_the_model_url_reported_by_the_node() -> None:
+def test_request_is_sent_to_the_model_url_that_the_node_reported() -> None:
     assert node_and_url(decide(view(node("a", info(), urls={"M": "http://a:9"})), EMPTY, "M")) == ("a", "http://a:9")
 
 
@@ -154,7 +154,7 @@ def test_request_waits_for_a_model_of_a_starting_node_only_if_in_the_catalog(act
     assert rejection(fleet_view) == (503, "service_unavailable", 5)
 
 
-def test_unloaded_model_is_loaded_again_on_the_node_that_lists_it() -> None:
+def test_unloaded_model_is_loaded_again_on_the_node_that_reports_it() -> None:
     cold = decide(view(node("a"), node("b", info("unloaded", harness="torch"))), EMPTY, "M")
     assert isinstance(cold, ColdPlacement) and (cold.node, cold.spec.model_id) == ("b", "M")
 
@@ -263,7 +263,7 @@ def test_disabled_affinity_chooses_the_least_busy_node() -> None:
     assert routed(fleet_view, key=KEY, settings=RoutingSection(affinity=False)).node == last
 
 
-def test_many_requests_with_one_affinity_key_spread_over_nodes() -> None:
+def test_many_concurrent_requests_with_one_affinity_key_spread_over_nodes() -> None:
     in_flight: dict[tuple[str, str], int] = {}
     fleet_view = view(*(node(name, info()) for name in "abcd"), in_flight=in_flight)
     for _ in range(100):

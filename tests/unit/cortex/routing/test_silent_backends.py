@@ -126,7 +126,7 @@ async def test_error_after_keep_alive_comments_is_an_event_of_the_stream() -> No
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_stream_that_began_with_comments_can_be_served_by_another_node(path: str) -> None:
+async def test_stream_begun_with_keep_alive_comments_can_be_served_by_another_node(path: str) -> None:
     async def fail(node: FakeNode, request: web.Request) -> web.StreamResponse:
         await node.go_on.wait()
         return web.json_response({"error": "out of memory"}, status=500)

@@ -63,7 +63,7 @@ def test_principals_take_turns_regardless_of_queue_length() -> None:
     assert order.index("b2") <= 4
 
 
-def test_principals_take_turns_weighted_by_the_memory_of_their_requests() -> None:
+def test_principals_take_turns_by_the_memory_that_their_requests_need() -> None:
     simulation = Simulation(slots=1, queue=40)
     inside = simulation.arrive("x0")
     waiters = {f"a{n}": simulation.arrive(f"a{n}", pages=30) for n in range(1, 5)}

@@ -66,7 +66,7 @@ def test_links_between_gpus_are_read_from_nvml() -> None:
     assert links[1, 2] == DeviceLink(1, 2, "the connection between NUMA nodes", nvlinks=0, peer_access=False)
 
 
-def test_link_properties_that_the_driver_does_not_report_are_unknown() -> None:
+def test_gpu_link_properties_that_the_driver_does_not_report_are_omitted() -> None:
     assert links_between(FakeNvml(old=True), {0: "A", 1: "B"}) == [DeviceLink(0, 1)]
     assert links_between(FakeNvml(), {0: "A"}) == []
 

@@ -197,7 +197,7 @@ async def test_engine_process_that_ignores_the_shutdown_message_is_killed(tmp_pa
     assert not client.alive
 
 
-async def test_progress_of_a_load_is_reported(tmp_path: Path):
+async def test_progress_of_an_engine_load_is_passed_to_the_callback(tmp_path: Path):
     reported: list[Progress] = []
 
     def on_progress(progress: Progress) -> None:

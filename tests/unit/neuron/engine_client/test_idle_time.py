@@ -32,7 +32,7 @@ def sleeper() -> Iterator[psutil.Popen]:
     process.wait()
 
 
-def test_process_that_sleeps_counts_as_idle(sleeper: psutil.Popen) -> None:
+def test_sleep_time_of_a_process_counts_as_idle_time(sleeper: psutil.Popen) -> None:
     idle_time = IdleTime(sleeper.pid)
     assert idle_time.since_last_call(2.0) == 0.0  # unknown before the first call
     assert idle_time.since_last_call(2.0) > 1.0
@@ -90,6 +90,6 @@ def test_process_counts_as_idle_only_while_all_its_threads_sleep(
     assert time.since_last_call(2.0) == pytest.approx(idle)
 
 
-def test_without_process_statistics_idle_time_is_always_0(tmp_path: Path) -> None:
+def test_idle_time_is_always_0_if_process_statistics_are_missing(tmp_path: Path) -> None:
     time = IdleTime(7, tmp_path)
     assert [time.since_last_call(1.0) for _ in range(3)] == [0.0] * 3

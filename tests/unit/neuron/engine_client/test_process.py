@@ -34,7 +34,7 @@ async def child() -> AsyncIterator[Child]:
     await child.end(grace=0.0)
 
 
-async def test_ending_an_engine_process_kills_it(child: Child):
+async def test_ending_an_engine_process_kills_the_process(child: Child):
     assert child.alive
     await child.end(grace=0.0)
     assert not child.alive
@@ -59,7 +59,7 @@ async def test_canceled_start_of_an_engine_leaves_no_process(turns: int):
     assert {process.pid for process in psutil.Process().children()} <= before
 
 
-async def test_process_id_of_an_ended_engine_gets_no_signal(child: Child, monkeypatch: pytest.MonkeyPatch):
+async def test_no_signal_is_sent_to_the_process_id_of_an_ended_engine(child: Child, monkeypatch: pytest.MonkeyPatch):
     await child.end(grace=0.0)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))

@@ -41,7 +41,7 @@ CITY = {
         (for_lark('start: "a" %json {"type": "integer"}'), "a12", True),
     ],
 )
-def test_grammar_of_a_schema_regex_or_choice_accepts_exactly_its_texts(grammar: str, text: str, expected: bool):
+def test_grammar_of_a_schema_regex_or_choice_accepts_exactly_the_valid_texts(grammar: str, text: str, expected: bool):
     assert accepts(grammar, text) == expected
 
 

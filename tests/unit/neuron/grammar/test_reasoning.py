@@ -44,7 +44,7 @@ def test_grammar_allows_a_constrained_message_after_reasoning(
         assert expected is None or accepts(grammar, text, vocabulary) == expected
 
 
-def test_grammar_of_tools_requires_begun_reasoning_to_end_before_text_or_calls() -> None:
+def test_grammar_of_tools_requires_the_end_of_begun_reasoning_before_text_or_calls() -> None:
     for format_name in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "deepseek"):
         tools = for_tools(format_name, TOOLS, "auto", True, token_id=TOKENS.token_id)
         grammar = after_reasoning(tools, MARKS, begun=True, token_id=TOKENS.token_id)

@@ -261,7 +261,7 @@ def test_grammar_of_strict_tools_constrains_calls_without_tags(text: str, tokens
         '{"names": 1}\n{"name": "get_weathers", "arguments": 3}',
     ],
 )
-def test_json_that_is_no_tool_call_is_unconstrained(text: str):
+def test_json_that_is_not_a_tool_call_is_accepted_as_unconstrained_text(text: str):
     known = vocabulary("hermes", True)
     grammar = for_tools("hermes", TOOLS, "auto", True, strict=["get_weather"], token_id=known.token_id, untagged=True)
     assert accepts(grammar, text, known)
@@ -291,7 +291,7 @@ def test_grammar_of_tools_and_a_response_schema_accepts_a_call_or_a_valid_messag
 
 
 @pytest.mark.parametrize("format_name", daily(DAILY_FORMATS, TOOL_CALL_FORMATS))
-def test_references_in_a_tool_schema_resolve_wherever_it_is_embedded(format_name: str):
+def test_references_in_a_tool_schema_resolve_inside_tool_call_grammars(format_name: str):
     known = vocabulary(format_name, True)
     schema = {
         "properties": {"x": {"$ref": "#/$defs/tree"}, "y": {"$ref": "#/properties/z"}, "z": {"type": "integer"}},
@@ -384,7 +384,7 @@ def test_tool_call_with_undeclared_parameters_is_rejected():
     assert accepts(for_tools("hermes", {"plan": schema | {"additionalProperties": True}}, "required", False), call)
 
 
-def test_number_of_tool_calls_in_an_answer_is_limited():
+def test_grammar_rejects_more_than_the_maximum_number_of_tool_calls():
     grammar = for_tools("hermes", TOOLS, "required", True)
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
     assert accepts(grammar, "\n".join([call] * MAX_CALLS))

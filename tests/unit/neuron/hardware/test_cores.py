@@ -27,7 +27,7 @@ def test_cpu_without_topology_files_counts_as_a_core(tmp_path: Path) -> None:
     assert cores({0, 1, 2}, topology(tmp_path, {0: "0-1", 1: "0-1"})) == [(0, 1), (2,)]
 
 
-def test_core_detection_finds_at_least_one_core_for_this_process() -> None:
+def test_between_one_and_all_usable_cpus_are_detected_as_physical_cores() -> None:
     assert 1 <= physical_cores() <= len(usable_cpus())
     assert physical_cores([next(iter(usable_cpus()))]) == 1
 

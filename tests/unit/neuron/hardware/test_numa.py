@@ -69,7 +69,7 @@ FOUR = nodes((0, 1), (2, 3), (4, 5), (6, 7))
         (8, [(0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]),
     ],
 )
-def test_ranks_get_adjacent_numa_nodes_or_share_one(ranks: int, expected: list[tuple[int, ...]]) -> None:
+def test_ranks_get_adjacent_numa_nodes_or_share_a_numa_node(ranks: int, expected: list[tuple[int, ...]]) -> None:
     assert [divide(FOUR, rank, ranks) for rank in range(ranks)] == expected
 
 

@@ -165,7 +165,7 @@ def test_copied_recurrent_state_continues_like_its_source(layer: GatedDeltaNet) 
         near(layer(x[30:], cache, step_of((slot, 30, 10, 0))), token_by_token(layer, x)[30:])
 
 
-def test_layer_returns_only_the_requested_rows(layer: GatedDeltaNet) -> None:
+def test_gated_delta_layer_returns_only_the_requested_rows(layer: GatedDeltaNet) -> None:
     x, rows = torch.randn(20, HIDDEN), torch.tensor([3, 19])
     all_rows, step = layer(x, spoilt_cache(layer), step_of((0, 0, 20, 0))), step_of((0, 0, 20, 0))
     near(layer(x, spoilt_cache(layer), step, rows), all_rows[rows])

@@ -89,7 +89,7 @@ def test_partial_results_of_the_ranks_add_up_to_the_result_of_one_rank(ranks: in
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5)
 
 
-def test_row_parallel_linear_with_a_gate_gates_the_inputs_of_its_rank() -> None:
+def test_row_parallel_linear_applies_the_gate_to_the_inputs_of_its_rank() -> None:
     loader, checkpoint, _ = loader_of(1, 2, 96)
     shares = loader.input_shares(f"{NAME}.weight", 96)
     x = torch.randn(3, 2 * len(shares.own))
@@ -99,7 +99,7 @@ def test_row_parallel_linear_with_a_gate_gates_the_inputs_of_its_rank() -> None:
     torch.testing.assert_close(result, (torch.nn.functional.silu(gate) * up) @ weight.T)
 
 
-def test_row_parallel_linear_in_exact_mode_gathers_inputs_and_outputs() -> None:
+def test_row_parallel_linear_without_sums_gathers_inputs_and_outputs() -> None:
     loader, _, ops = loader_of(0, 2, 96, sums=False)
     assert exchanges_of(loader, ops, loader.input_shares(f"{NAME}.weight", 96)) == ["gather", "gather"]
 

@@ -22,7 +22,7 @@ def test_model_class_that_sets_the_attributes_of_both_bases_is_accepted() -> Non
     assert Mixed.qk_norm
 
 
-def test_model_class_with_a_base_that_overrides_the_other_is_accepted() -> None:
+def test_model_class_with_a_base_that_overrides_the_other_base_is_accepted() -> None:
     class Mixed(DeepSeekV3, WithExperts):
         pass
 

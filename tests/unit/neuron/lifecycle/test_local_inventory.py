@@ -297,7 +297,7 @@ CHUNKS = {"original_max_position_embeddings": 262_144}
         ({"max_position_embeddings": None}, None),
     ],
 )
-def test_described_context_length_is_that_which_the_engine_uses(
+def test_reported_context_length_of_a_local_model_is_that_of_the_engine(
     tmp_path: Path, extra: dict[str, Any], context: int | None
 ) -> None:
     config: dict[str, Any] = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 1}

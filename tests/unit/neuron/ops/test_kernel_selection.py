@@ -31,7 +31,7 @@ def test_native_kernels_are_selected_if_available(library: KernelLibrary) -> Non
 
 
 @pytest.mark.parametrize(("arguments", "bits"), [({}, MIXED), ({"x_bits": 8}, 8), ({"x_bits": 16}, 16)])
-def test_native_kernels_round_activations_to_8_bits_except_outliers_by_default(
+def test_native_kernels_use_8_bit_activations_except_outliers_by_default(
     library: KernelLibrary, arguments: dict[str, int], bits: int
 ) -> None:
     ops = select_kernels(CPU, None, SHAPE, **arguments).ops
@@ -71,7 +71,7 @@ def test_request_for_float32_or_float16_selects_plain_torch_instead_of_native_ke
     assert choice.reason == f"{str(dtype).removeprefix('torch.')} was requested"
 
 
-def test_float32_is_selected_on_mps_if_the_model_overflows_in_float16() -> None:
+def test_float32_is_selected_on_mps_if_float16_overflows() -> None:
     device = torch.device("mps")
     assert select_kernels(device, None, SHAPE).ops.dtype == torch.float16
     assert select_kernels(device, None, SHAPE, half=False).ops.dtype == torch.float32
@@ -86,7 +86,7 @@ def test_float32_is_selected_on_mps_if_the_model_overflows_in_float16() -> None:
         ({"head_dim": 608}, "heads of 608 are larger than 576"),
     ],
 )
-def test_shapes_that_native_kernels_do_not_support_are_reported(
+def test_unsupported_model_shape_selects_plain_torch_and_gives_the_reason(
     library: KernelLibrary, change: dict[str, Any], reason: str
 ) -> None:
     choice = select_kernels(CPU, None, SHAPE | change)
@@ -137,7 +137,7 @@ def test_plain_torch_replaces_native_kernels_if_the_compiled_library_cannot_be_l
     assert reason.startswith("the native kernels could not be built: ")
 
 
-def test_kernel_cache_folder_that_cannot_be_written_is_reported(tmp_path: Path, chosen: Chosen) -> None:
+def test_unwritable_kernel_cache_folder_is_named_in_the_reason(tmp_path: Path, chosen: Chosen) -> None:
     (tmp_path / "kernels").write_text("a file where the folder should be")
     cc = script(tmp_path, "exit 0")
     name, reason = chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path))
@@ -179,5 +179,5 @@ def script(folder: Path, body: str) -> Path:
         ("mps", None, False, "float32"),
     ],
 )
-def test_dtype_depends_on_device_capability_and_overflow_of_the_model(kind, capability, half, dtype):
+def test_accelerator_dtype_follows_device_capability_and_overflow_of_the_model(kind, capability, half, dtype):
     assert accelerator_dtype(kind, capability, half=half) == getattr(torch, dtype)

@@ -117,7 +117,7 @@ class NoFloat64(TorchFunctionMode):
         return result
 
 
-def test_add_gated_does_not_use_float64_which_mps_lacks() -> None:
+def test_add_gated_uses_no_float64_because_mps_lacks_it() -> None:
     out, x, gate = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.linspace(-100, 100, ROWS)[:, None]
     expected = ReferenceOps(torch.device("cpu"), torch.float32).add_gated(out.clone(), x, gate)
     with NoFloat64():

@@ -17,7 +17,7 @@ SHAPES = [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 96), (2, 2, 256), (3, 1, 5
 
 @pytest.mark.parametrize("width", [16, 64, 576, 1008])
 @pytest.mark.parametrize("rows", [1, 3, 700])
-def test_norm_adds_the_residual_in_place_and_normalizes(native: NativeOps, rows: int, width: int) -> None:
+def test_native_rms_norm_adds_the_residual_in_place_and_normalizes(native: NativeOps, rows: int, width: int) -> None:
     weight, delta, hidden = torch.randn(width), torch.randn(rows, width), torch.randn(rows, width)
     norm, residual = native.rms_norm(weight, EPS), hidden.clone()
     close(norm(residual, delta), normalized(hidden + delta, weight))
@@ -82,7 +82,7 @@ def test_rope_tables_are_accurate_at_large_positions(native: NativeOps, factor: 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize(("normed", "turning"), [(False, 1.0), (True, 1.0), (True, 0.25), (False, 0.65)])
-def test_queries_and_keys_are_rotated_and_keys_and_values_stored(
+def test_queries_and_keys_are_rotated_and_keys_and_values_are_stored(
     native: NativeOps, heads: int, kv_heads: int, dim: int, normed: bool, turning: float
 ) -> None:
     rows, pages = 17, 4
@@ -193,7 +193,7 @@ def test_non_finite_head_in_an_int8_kv_cache_does_not_affect_other_heads(
         {"mamba_d_state": 1024},
     ],
 )
-def test_unsupported_widths_of_experts_or_recurrent_layers_are_reported(change: dict[str, int]) -> None:
+def test_unsupported_widths_of_experts_or_recurrent_layers_give_a_reason(change: dict[str, int]) -> None:
     config = {"hidden_size": 128, "num_attention_heads": 4}
     assert NativeOps.unsupported_shape(config) is None
     assert NativeOps.unsupported_shape(config | change) is not None

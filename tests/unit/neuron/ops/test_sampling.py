@@ -66,7 +66,7 @@ def test_native_sampling_draws_tokens_by_their_filtered_probabilities(
     assert native.sample(torch.from_numpy(rows), sampling).tolist() == tokens.tolist()
 
 
-def test_smallest_and_largest_random_number_draw_tokens_that_the_filters_keep(native: NativeOps) -> None:
+def test_extreme_random_numbers_select_only_tokens_that_the_filters_keep(native: NativeOps) -> None:
     logits = torch.full((2, 1000), -torch.inf)
     logits[:, 123], logits[:, 456], logits[:, 789] = 1.0, 2.0, -200.0
     for filters in FILTERS:
@@ -121,7 +121,7 @@ def test_seed_and_position_determine_the_random_number(native: NativeOps, again:
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-def test_mask_restricts_the_draw_to_the_allowed_tokens(native: NativeOps, filters: Filters) -> None:
+def test_sampling_mask_restricts_the_draw_to_the_allowed_tokens(native: NativeOps, filters: Filters) -> None:
     generator = np.random.default_rng(3)
     logits = torch.from_numpy(generator.normal(0, 2.5, (12, 3001)).astype(np.float32))
     logits[:, ::50] = -torch.inf

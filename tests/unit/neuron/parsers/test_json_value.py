@@ -208,7 +208,7 @@ def test_valid_json_is_accepted_unchanged(value: object, indent: int | None, asc
     assert repaired(text, size) == text
 
 
-def test_depth_and_number_length_of_parsed_json_are_bounded():
+def test_json_above_the_depth_or_number_length_limit_is_not_repaired():
     assert repaired("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     assert repaired("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)) is None
     for size in (1, 7, MAX_BARE + 2):

@@ -83,7 +83,7 @@ def test_arguments_that_are_not_strings_are_returned_only_when_complete(format_n
     ]
 
 
-def test_tool_call_cut_off_between_arguments_is_reported_as_open():
+def test_tool_call_cut_off_between_arguments_is_reported_as_incomplete():
     reader = parser("qwen_xml")
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
     events = [*reader.push(text), *reader.flush(cut=True)]

@@ -49,7 +49,7 @@ print("works")
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS], ids=errno.errorcode.get)
-def test_memory_can_be_allocated_without_huge_pages_and_memfd(error: int):
+def test_memory_can_be_allocated_if_huge_pages_or_memfd_are_unavailable(error: int):
     command = [sys.executable, "-c", RESTRICTED + MEMORY, str(error)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "works\n", done.stderr

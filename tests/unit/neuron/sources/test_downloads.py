@@ -37,7 +37,7 @@ async def test_canceled_download_resumes_where_it_ended(hub: FakeHub, node: Node
     assert ("download", len(WEIGHTS), len(WEIGHTS)) == node.reports[-1]
 
 
-async def test_process_that_waits_for_a_download_resumes_it_if_the_other_is_killed(hub: FakeHub, node: Node):
+async def test_process_that_waits_for_a_download_resumes_it_if_the_downloader_is_killed(hub: FakeHub, node: Node):
     hub.inject(FILE, Fault(stall=1_500_000))
     script = f"""
 import asyncio
@@ -92,7 +92,9 @@ async def test_cached_file_of_the_wrong_size_is_downloaded_again(node: Node):
     assert (await node.fetch()).read_bytes() == WEIGHTS
 
 
-async def test_concurrent_loads_of_several_nodes_share_one_download(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_concurrent_loads_of_one_model_on_several_nodes_share_one_download(
+    hub: FakeHub, node: Node, tmp_path: Path
+):
     other_nodes = [Node(hub, tmp_path / "hub") for _ in range(2)]
     paths = await asyncio.gather(node.fetch(), *(other.fetch() for other in other_nodes))
     assert len(set(paths)) == 1
@@ -101,7 +103,7 @@ async def test_concurrent_loads_of_several_nodes_share_one_download(hub: FakeHub
 
 
 @pytest.mark.parametrize(("files", "environ", "at_once"), [(6, {}, 6), (12, {}, 8), (6, {"MAX_CONCURRENT": "3"}, 3)])
-async def test_concurrent_file_downloads_are_limited(
+async def test_number_of_concurrent_file_downloads_stays_within_the_limit(
     hub: FakeHub, tmp_path: Path, files: int, environ: dict[str, str], at_once: int
 ):
     names = [f"model-{number}.safetensors" for number in range(files)]
@@ -172,7 +174,7 @@ async def test_first_failed_file_cancels_the_other_downloads_of_the_model(hub: F
     assert (await node.fetch_error("org/dense")).kind == "repo_refused"
 
 
-async def test_package_huggingface_hub_can_read_the_cache(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_huggingface_hub_library_can_read_the_download_cache(hub: FakeHub, node: Node, tmp_path: Path):
     from huggingface_hub import scan_cache_dir
 
     folder = await node.fetch("org/dense")

@@ -27,7 +27,9 @@ async def test_too_large_model_is_rejected_before_the_download(
     assert hub.downloads() == []
 
 
-async def test_full_disk_during_a_download_is_reported(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_full_disk_during_a_download_is_a_disk_full_error_without_a_partial_file(
+    hub: FakeHub, node: Node, tmp_path: Path
+):
     path = await node.fetch()
     blob = path.resolve()
     blob.unlink()
@@ -40,7 +42,7 @@ async def test_full_disk_during_a_download_is_reported(hub: FakeHub, node: Node,
     assert not blob.exists()
 
 
-async def test_cache_folder_that_cannot_be_written_is_reported(hub: FakeHub, tmp_path: Path):
+async def test_unwritable_cache_folder_is_named_in_the_error(hub: FakeHub, tmp_path: Path):
     with pytest.raises(OSError) as caught:
         os.mkdir("/sys/helexa")  # noqa: PTH102
     assert caught.value.errno in (errno.EPERM, errno.EACCES, errno.EROFS)
@@ -174,7 +176,7 @@ async def test_incompletely_downloaded_model_is_not_used(
     assert f"{tmp_path / 'hub'} lacks tokenizer_config.json" in str(error)
 
 
-async def test_download_of_another_model_of_the_repository_does_not_complete_a_partial_one(
+async def test_download_of_one_model_does_not_complete_a_partial_model_of_the_repository(
     hub: FakeHub, tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     node = Node(hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1")

@@ -92,7 +92,7 @@ async def test_repeatedly_truncated_download_fails_and_resumes_later(hub: FakeHu
         (1, WebError("", "", status=429, retry_after=0), 1),
     ],
 )
-def test_pauses_between_download_retries_grow_and_are_limited(failures: int, error: WebError, seconds: int | None):
+def test_pauses_between_download_retries_grow_up_to_a_maximum(failures: int, error: WebError, seconds: int | None):
     assert retry_delay(failures, error) == seconds
 
 

@@ -156,7 +156,7 @@ CONTINUED = [
 
 
 @pytest.mark.parametrize("messages", CONTINUED, ids=range(len(CONTINUED)))
-def test_continue_final_message_renders_like_transformers(templates, messages):
+def test_continue_final_message_renders_the_same_prompt_as_transformers(templates, messages):
     for name in ("Qwen3.5-4B", "Qwen3-Coder", "LFM2.5-8B-A1B", "google-gemma-4-31B-it", "Qwen-Qwen2.5-7B-Instruct"):
         source = templates[name]
         if isinstance(messages[-1]["content"], list) and name in ("Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"):

@@ -49,7 +49,7 @@ def test_encoding_equals_llama_cpp_test_vectors(name, vocabulary, llama_cpp_mode
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-def test_decoding_restores_the_encoded_text(pre, byte_metadata):
+def test_decoding_the_tokens_of_a_text_restores_the_text(pre, byte_metadata):
     tokenizer = from_gguf(byte_metadata | {"tokenizer.ggml.pre": pre})
     text = unicodedata.normalize("NFC", multilingual.TEXT)
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -266,7 +266,7 @@ def test_correct_token_types_are_kept_without_a_warning(byte_metadata, caplog):
     assert "types" not in caplog.text
 
 
-def test_vocabulary_with_several_empty_tokens_is_accepted(byte_metadata):
+def test_gguf_vocabulary_with_several_empty_tokens_is_accepted(byte_metadata):
     tokens = [*byte_metadata["tokenizer.ggml.tokens"], "", ""]
     types = [*byte_metadata["tokenizer.ggml.token_type"], 5, 5]
     tokenizer = from_gguf(with_keys(byte_metadata, tokens=tokens, token_type=types))

@@ -41,7 +41,7 @@ def test_smollm2_prompt_equals_transformers(smollm2_gguf, reference_smollm2):
     assert text.sampling_defaults == {}
 
 
-def test_tokenizer_of_a_directory_with_exactly_one_gguf_file_is_opened(smollm2_gguf, tmp_path):
+def test_folder_with_exactly_one_gguf_file_is_opened_as_a_tokenizer(smollm2_gguf, tmp_path):
     (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
     assert ModelText.open(tmp_path).tokenizer.vocab_size == 49152
     (tmp_path / "other.gguf").symlink_to(smollm2_gguf)

@@ -46,7 +46,7 @@ def test_without_a_turn_marker_only_a_reasoning_marker_at_the_prompt_end_counts(
         assert (output_format.is_inside(ids), output_format.is_over(ids)) == (inside, over)
 
 
-def test_tokens_inserted_to_end_the_reasoning_have_no_space_prefix(vocabulary: OpenVocabulary):
+def test_tokens_that_end_the_reasoning_are_decoded_without_a_space_prefix(vocabulary: OpenVocabulary):
     tokenizer = vocabulary("llama-spm")
     end = ModelText(tokenizer, "{{ messages }}<think></think>", {}).output_format.end_of_reasoning()
     assert tokenizer.decode(end) == "\n</think>\n\n"

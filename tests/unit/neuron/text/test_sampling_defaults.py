@@ -46,7 +46,7 @@ def test_sampling_defaults_are_read_from_gguf_metadata():
     assert defaults == {"temperature": 0.6, "top_k": 20}
 
 
-def test_request_overrides_sampling_defaults_of_the_model_and_these_the_fallbacks(tmp_path):
+def test_request_overrides_model_sampling_defaults_which_override_fallbacks(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20, "max_new_tokens": 5}))
     defaults = defaults_in_directory(tmp_path)
     from_file = sampling_params(request(), defaults)

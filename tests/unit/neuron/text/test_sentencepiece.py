@@ -102,7 +102,7 @@ def test_gemma_4_tokenizer_uses_its_merges_and_no_space_prefix():
         from_gguf(spm_metadata(pieces, model="gemma4", merges=["a a"]))
 
 
-def test_second_entry_of_a_repeated_token_is_decoded_but_never_encoded(caplog):
+def test_second_entry_of_a_repeated_token_is_decoded_but_is_never_encoded(caplog):
     # As in Google's files of Gemma 4 with weights in Q4_0.
     pieces = dict.fromkeys(["▁", "a", "b", "ab", "▁a", "[REPEATED_x]"], 0.0)
     for model in ("gemma4", "llama"):

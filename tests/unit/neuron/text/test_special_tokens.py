@@ -38,7 +38,7 @@ def test_malformed_special_tokens_of_a_directory_are_ignored(tmp_path):
     assert special_tokens_in_directory(tmp_path) == {}
 
 
-def test_invalid_special_tokens_of_gguf_are_omitted(byte_metadata):
+def test_invalid_special_token_ids_of_a_gguf_file_are_omitted(byte_metadata):
     tokenizer = from_gguf(byte_metadata)
     ids = {"bos_token_id": 257, "eos_token_id": 259, "padding_token_id": 258, "seperator_token_id": 10**6}
     odd = {"unknown_token_id": "<|control|>", "mask_token_id": True, "cls_token_id": -1}

@@ -75,7 +75,7 @@ def test_stable_prompt_prefix_is_unchanged_by_any_edit_of_the_last_message(templ
         assert remainder.partition(LAST_MESSAGE)[0] in ("user\n", "\n"), (name, remainder)
 
 
-def test_stable_prompt_prefix_is_unchanged_by_edits_for_every_template(templates, vocabulary):
+def test_stable_prompt_prefix_is_unchanged_by_last_message_edits_in_every_template(templates, vocabulary):
     messages = CONVERSATIONS["several turns"]
     long_enough = 0
     for name, source in templates.items():

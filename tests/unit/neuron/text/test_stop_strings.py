@@ -33,13 +33,13 @@ def expected(stops: list[str], text: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("text", ["before STOP after", "STOP", "before STOSTOP", "before STO", "none at all", "S", ""])
-def test_stop_string_is_found_wherever_the_text_is_split(text):
+def test_stop_string_split_over_several_chunks_is_found(text):
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
             assert stream(["STOP"], [text[:first], text[first:second], text[second:]]) == expected(["STOP"], text)
 
 
-def test_text_stops_at_the_same_place_however_it_is_split():
+def test_match_of_a_stop_string_does_not_depend_on_chunk_boundaries():
     chance = random.Random(7)
     for _ in range(3000):
         stops = ["".join(chance.choices("abc", k=chance.randint(0, 5))) for _ in range(chance.randint(0, 4))]

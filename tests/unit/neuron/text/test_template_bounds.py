@@ -116,7 +116,7 @@ def test_hostile_templates_increase_memory_only_a_little(outcomes):
     assert server_growth < 16
 
 
-def test_size_of_the_template_output_is_bounded():
+def test_template_output_above_the_size_limit_raises_an_error():
     with pytest.raises(chat_template.TemplateError, match="writes more than"):
         ChatTemplate(LOOP + "{{ 'x' * 999 }}" + END).render([])
 
@@ -144,7 +144,7 @@ def test_endless_template_is_stopped_during_the_trial_rendering(monkeypatch):
         template.render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
 
 
-def test_template_renderer_restarts_its_process_if_it_was_killed():
+def test_template_renderer_restarts_its_killed_process():
     PROCESSES.close()
     existing = _rendering()
     renderer = TemplateRenderer()

@@ -155,12 +155,12 @@ def agree(theirs, ours):
     return str(ours).endswith((f": {message}", ROLES_ALTERNATE))
 
 
-def test_every_real_template_renders_like_transformers(templates):
+def test_every_real_chat_template_renders_the_same_prompt_as_transformers(templates):
     mismatches = [difference for name, source in templates.items() for difference in differences(name, source)]
     assert mismatches == []
 
 
-def test_tool_parameter_without_description_gets_an_empty_one_if_the_template_needs_it(templates):
+def test_missing_tool_parameter_description_becomes_empty_if_the_template_needs_one(templates):
     """The template of Command R raises an error for them, and tools of MCP servers often have none."""
     properties = {"days": {"type": "integer"}, "box": {"type": "object"}}
     function = {"name": "plan", "parameters": {"type": "object", "properties": properties}}

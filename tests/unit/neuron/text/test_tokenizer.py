@@ -27,7 +27,9 @@ def test_tokenizer_of_a_real_directory_encodes_like_the_library(deepseek_v4):
 
 def test_smollm2_encodes_like_transformers(reference_smollm2, smollm2):
     for text in multilingual.PIECES:
-        if not any(character.isnumeric() for character in text):  # see test_smollm2_splits_digits
+        if not any(
+            character.isnumeric() for character in text
+        ):  # see test_smollm2_tokenizer_encodes_each_digit_separately
             ids = reference_smollm2.encode(text, add_special_tokens=False)
             assert smollm2.encode(text) == ids, text
             for skip in (True, False):
@@ -36,13 +38,13 @@ def test_smollm2_encodes_like_transformers(reference_smollm2, smollm2):
                 )
 
 
-def test_smollm2_splits_digits(smollm2):
+def test_smollm2_tokenizer_encodes_each_digit_separately(smollm2):
     # The rule applies to digits of every script. transformers ignores the rule when it reads the GGUF file.
     for text in ("٣٤", "½Ⅷ", "12"):
         assert smollm2.encode(text) == [token for digit in text for token in smollm2.encode(digit)]
 
 
-def test_smollm2_has_its_special_tokens(smollm2):
+def test_smollm2_tokenizer_has_the_expected_vocabulary_size_and_special_tokens(smollm2):
     assert smollm2.vocab_size == 49152
     assert (smollm2.bos_id, smollm2.eos_id, smollm2.eos_ids) == (1, 2, {0, *range(2, 8)})  # 3 to 7: infilling
     assert smollm2.encode("x", add_special=True) == smollm2.encode("x")
@@ -66,7 +68,7 @@ def byte_level_backend() -> Backend:
     return backend
 
 
-def test_special_tokens_are_read_from_a_directory(tmp_path):
+def test_special_tokens_are_read_from_the_tokenizer_files_of_a_directory(tmp_path):
     path = write_directory(
         tmp_path,
         byte_level_backend(),
@@ -91,7 +93,7 @@ def test_directory_without_configuration_files_has_no_special_tokens(tmp_path):
     assert len(tokenizer.encode("abc", add_special=True)) == 3
 
 
-def test_special_tokens_map_is_read(tmp_path):
+def test_eos_token_is_read_from_special_tokens_map_json(tmp_path):
     path = write_directory(tmp_path, byte_level_backend(), special_tokens_map={"eos_token": {"content": "</s>"}})
     assert from_directory(path).eos_id == 257
 
@@ -136,7 +138,7 @@ def test_text_that_begins_with_bos_gets_no_second_bos(
         ("<|im_end|> $A <|im_end|>", "<|im_end|>", "", [0, 10]),
     ],
 )
-def test_text_that_already_ends_with_the_added_end_token_gets_no_second_one(
+def test_text_that_already_ends_with_the_end_token_gets_no_second_end_token(
     tmp_path: Path, single: str, text: str, inner: str, offsets: list[int]
 ) -> None:
     backend = byte_level_backend()
@@ -195,7 +197,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
     return {"content": content, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False} | flags
 
 
-def test_added_tokens_that_only_tokenizer_config_lists_are_added(tmp_path: Path) -> None:
+def test_added_tokens_that_only_tokenizer_config_lists_are_in_the_vocabulary(tmp_path: Path) -> None:
     decoder = {
         "72": token("i", special=False),  # has this id in the vocabulary
         "258": token("<|im_end|>", special=False),  # tokenizer.json decides
@@ -214,7 +216,7 @@ def test_added_tokens_that_only_tokenizer_config_lists_are_added(tmp_path: Path)
     assert tokenizer.vocab_size == 262
 
 
-def test_tokens_of_added_tokens_json_are_added_unless_tokenizer_config_lists_tokens(tmp_path: Path) -> None:
+def test_added_tokens_json_is_used_unless_tokenizer_config_lists_added_tokens(tmp_path: Path) -> None:
     config: dict[str, Any] = {"eos_token": "<|tool|>", "additional_special_tokens": ["<|call|>"]}
     legacy = {"<|tool|>": 260, "<|call|>": 261, "<note>": 262}
     path = write_directory(tmp_path, byte_level_backend(), tokenizer_config=config, added_tokens=legacy)
@@ -363,7 +365,7 @@ def mutated(**replaced: Any) -> str:
         (mutated(decoder={"type": "Fuse"}), "decoder Fuse is not supported"),
     ],
 )
-def test_hostile_tokenizer_file_is_rejected(tmp_path, text, problem):
+def test_hostile_tokenizer_json_is_rejected_with_a_one_line_error(tmp_path, text, problem):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ModelFileError, match=problem) as caught:
         from_directory(tmp_path)

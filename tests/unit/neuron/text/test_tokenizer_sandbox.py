@@ -82,7 +82,9 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("rules", [SLOW, LONG], ids=["backtracking", "prefix of 8 MiB"])
 @pytest.mark.usefixtures("short_limit")
-def test_tokenizer_that_runs_too_long_is_stopped_and_works_afterwards(tmp_path: Path, rules: dict[str, Any]) -> None:
+def test_tokenizer_call_that_runs_too_long_is_stopped_and_later_calls_work(
+    tmp_path: Path, rules: dict[str, Any]
+) -> None:
     model = open_isolated(write_model(tmp_path, **rules))
     with pytest.raises(ModelFileError, match=r"the tokenizer (failed: it runs for too long|fails on this text)"):
         model.tokenizer.encode(("a" * 18 + "b") * 1000)

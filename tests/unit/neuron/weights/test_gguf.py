@@ -89,7 +89,7 @@ def loaded(path: Path) -> tuple[dict[str, Any], dict[str, tuple[object, bytes]]]
     return file.metadata, tensors
 
 
-def test_gguf_metadata_of_each_type_is_read(small: Path) -> None:
+def test_gguf_metadata_values_of_each_type_are_read(small: Path) -> None:
     file = GgufFile.open(small)
     assert file.version == 3
     assert file.architecture == "llama"
@@ -98,7 +98,7 @@ def test_gguf_metadata_of_each_type_is_read(small: Path) -> None:
     assert {key: type(value) for key, value in file.metadata.items()} == types | {"a.words": StringArray}
 
 
-def test_tensor_table_and_bytes_equal_the_reference_reader(small: Path) -> None:
+def test_gguf_tensor_table_and_bytes_equal_those_of_the_reference_reader(small: Path) -> None:
     file = GgufFile.open(small)
     reference = {tensor.name: tensor for tensor in gguf.GGUFReader(small).tensors}
     assert list(file.tensors) == list(reference)
@@ -115,7 +115,7 @@ def test_tensor_table_and_bytes_equal_the_reference_reader(small: Path) -> None:
     file.close()
 
 
-def test_metadata_of_a_real_file_equals_the_reference_reader(
+def test_metadata_of_a_real_gguf_file_equals_that_of_the_reference_reader(
     smollm2_gguf: Path, smollm2_reference: gguf.GGUFReader
 ) -> None:
     metadata = GgufFile.open(smollm2_gguf).metadata
@@ -337,7 +337,7 @@ def test_invalid_gguf_header_is_rejected_with_a_reason_and_little_memory(case: s
     assert peak < 4 << 20
 
 
-def test_oversized_gguf_header_is_rejected_without_reading_it(tmp_path: Path) -> None:
+def test_oversized_gguf_header_is_rejected_without_being_read(tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"
     with path.open("wb") as file:  # a sparse file uses no disk space
         file.write(header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 1 << 30))))

@@ -368,7 +368,7 @@ def test_error_for_an_invalid_gguf_key_names_the_key(
         GgufCheckpoint(write_gguf("llama", tensors(), keys))
 
 
-def test_gguf_key_with_equal_numbers_per_layer_is_read_as_one_number(write_gguf: WriteGguf) -> None:
+def test_per_layer_gguf_list_of_equal_numbers_is_read_as_one_number(write_gguf: WriteGguf) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         describe("llama")(writer)
         writer.kv_data[0].pop("llama.attention.head_count_kv")

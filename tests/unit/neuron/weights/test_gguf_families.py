@@ -352,7 +352,7 @@ def test_only_the_largest_gemma_scales_queries_by_hidden_size_per_head(kind: str
 
 
 @pytest.mark.parametrize(("stated", "expected"), [(None, 50.0), (0.0, None), (7.0, 7.0)])
-def test_soft_cap_of_gemma2_defaults_to_50_and_0_turns_it_off(
+def test_gguf_soft_cap_of_gemma2_defaults_to_50_and_value_0_disables_it(
     stated: float | None, expected: float | None, tmp_path: Path
 ) -> None:
     add = None if stated is None else lambda writer, key: writer.add_float32(key, stated)

@@ -135,7 +135,7 @@ def test_reading_a_matrix_by_index_from_an_unstacked_tensor_is_an_error(write_gg
         checkpoint.read("model.layers.0.mlp.gate.weight", 0)
 
 
-def test_fused_gate_and_up_projections_of_experts_are_read(write_gguf: WriteGguf) -> None:
+def test_fused_gate_and_up_projections_of_gguf_experts_are_read(write_gguf: WriteGguf) -> None:
     both = np.random.default_rng(4).normal(size=(EXPERTS, 2 * WIDTH, HIDDEN)).astype(np.float32)
     path = write_gguf("qwen3moe", {"blk.0.ffn_gate_up_exps.weight": both}, expert_keys)
     with GgufCheckpoint(path) as checkpoint:

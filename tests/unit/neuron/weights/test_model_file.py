@@ -37,7 +37,7 @@ def test_fifo_in_place_of_a_model_file_is_rejected_without_waiting(
         read(tmp_path)
 
 
-def test_fifo_as_chat_template_is_ignored(tmp_path: Path) -> None:
+def test_fifo_in_place_of_a_chat_template_file_is_ignored(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "chat_template.jinja")
     assert TemplateSources.in_directory(tmp_path).default is None
 

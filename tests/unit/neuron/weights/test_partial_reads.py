@@ -237,7 +237,7 @@ def test_parts_read_from_mxfp4_tensors_equal_slices_of_the_whole_tensor(tmp_path
             checkpoint.read("a", 0, Part(None, np.arange(16)))
 
 
-def test_columns_that_cut_a_quantized_block_are_dequantized(write_gguf: WriteGguf) -> None:
+def test_partial_read_of_columns_that_cut_a_quantized_block_is_dequantized(write_gguf: WriteGguf) -> None:
     with GgufCheckpoint(
         write_gguf("llama", {"blk.0.attn_v.weight": stored("Q4_K", 32, 512)}, model_keys)
     ) as checkpoint:
@@ -249,7 +249,7 @@ def test_columns_that_cut_a_quantized_block_are_dequantized(write_gguf: WriteGgu
         assert torch.equal(read, whole.dequantize()[:, 40:300])
 
 
-def test_adjacent_rows_of_a_file_are_mapped_without_a_copy(tmp_path: Path) -> None:
+def test_adjacent_rows_of_a_tensor_file_are_mapped_without_a_copy(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(240)))
     file = TensorFile(path, 240)

@@ -90,7 +90,7 @@ def test_modifying_a_tensor_that_was_read_does_not_change_the_file(folder: Path)
     assert (folder / "model.safetensors").read_bytes() == original
 
 
-def test_single_safetensors_file_may_have_any_name(folder: Path) -> None:
+def test_single_safetensors_file_is_found_under_any_name(folder: Path) -> None:
     save_file(some_tensors(), folder / "weights.safetensors")
     assert set(contents(folder)) == set(some_tensors())
 
@@ -236,7 +236,7 @@ def test_invalid_safetensors_index_is_rejected(folder: Path, index: dict[str, An
     assert problem in str(caught.value)
 
 
-def test_oversized_header_or_config_is_rejected_without_reading_it(folder: Path) -> None:
+def test_oversized_safetensors_header_or_config_is_rejected_without_being_read(folder: Path) -> None:
     path = folder / "model.safetensors"
     with path.open("wb") as file:  # a sparse file uses no disk space
         file.write(struct.pack("<Q", 1 << 30))

@@ -350,7 +350,7 @@ def test_matcher_error_within_rejected_drafts_is_ignored(tokenizer: LLTokenizer,
         assert (grammar_matcher.error, grammar_matcher.ended) == ("", True)
 
 
-def test_grammar_matcher_fails_a_request_alike_with_and_without_drafts(tokenizer: LLTokenizer) -> None:
+def test_grammar_error_is_the_same_with_and_without_drafts(tokenizer: LLTokenizer) -> None:
     matcher, most, many, _ = narrow(tokenizer)
     eager = SamplingParams(temperature=0, logit_bias={many: 100.0})
     errors: set[str | None] = set()

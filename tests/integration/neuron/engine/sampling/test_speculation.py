@@ -45,7 +45,7 @@ def test_text_without_a_match_of_enough_tokens_yields_no_draft(length: int) -> N
     assert Drafter(TEXT[:length]).draft(5) == ()
 
 
-def test_drafter_that_follows_a_growing_text_drafts_like_a_new_one() -> None:
+def test_drafter_extended_token_by_token_drafts_like_a_newly_built_drafter() -> None:
     rng = random.Random(3)
     tokens: list[int] = []
     growing = Drafter(tokens)

@@ -58,7 +58,7 @@ def test_prompts_of_a_model_whose_file_name_is_not_utf8_are_saved(tmp_path: Path
     disk.close()
 
 
-def test_saved_prompts_are_listed_with_every_id_of_the_model_that_saved_them(
+def test_saved_prompts_list_every_model_id_under_which_they_were_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
@@ -222,7 +222,7 @@ def test_damaged_records_of_a_segment_can_be_written_again(tmp_path: Path, opene
 
 
 @pytest.mark.usefixtures("small")
-def test_store_recreates_its_folder_if_it_is_deleted_during_use(tmp_path: Path, opened: Open) -> None:
+def test_saved_prompt_store_recreates_a_folder_that_is_deleted_during_use(tmp_path: Path, opened: Open) -> None:
     store = opened("a")
     store.write(key(0), [bytes(3000)])
     shutil.rmtree(tmp_path / "a")

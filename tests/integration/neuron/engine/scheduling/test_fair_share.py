@@ -88,7 +88,7 @@ def test_latency_of_one_client_at_most_doubles_beside_63_clients_of_another_prin
     assert len(beside_many.latencies["heavy"]) >= 63 / 8
 
 
-def test_all_sequences_run_in_each_step_if_rows_are_cheap() -> None:
+def test_all_sequences_decode_in_each_step_if_batch_rows_add_little_time() -> None:
     loop = ClosedLoop({"heavy": 63, "light": 1}, base=0.010, row=0.00001, token=0.00001)
     loop.run(5)
     steps = [sum(entry.sequence.decoding for entry in loop.step()) for _ in range(64)]
@@ -157,7 +157,7 @@ def test_principals_with_equally_many_sequences_all_run_in_every_step() -> None:
         assert decoding <= {entry.sequence for entry in loop.step()}
 
 
-def test_prompt_of_a_new_principal_runs_before_queued_prompts_of_a_busy_one() -> None:
+def test_prompt_of_a_new_principal_runs_before_queued_prompts_of_a_busy_principal() -> None:
     scheduler = Scheduler(EngineOptions(speculation=False, max_step_tokens=32), PagePool(2000, 16))
     for number in range(40):
         request = Generate(id=number, prompt=[5] * 30, max_tokens=9, sampling=SamplingParams(), salt="heavy")

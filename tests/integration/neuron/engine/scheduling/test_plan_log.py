@@ -137,7 +137,7 @@ def test_replay_reports_a_plan_that_was_altered_in_the_log(
     assert [line.partition(":")[0] for line in lines[1:]] == ["recorded", "replayed"]
 
 
-def test_incomplete_last_record_of_a_plan_log_is_ignored_and_other_files_are_rejected(
+def test_incomplete_last_plan_log_record_is_ignored_and_foreign_files_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     path, _ = record_plans(tmp_path, 100)

@@ -152,7 +152,7 @@ def test_channel_message_of_an_unexpected_type_is_an_error(ends: tuple[Channel, 
         accepted.receive(Note)
 
 
-def test_close_of_a_channel_is_noticed_by_the_other_end(ends: tuple[Channel, Channel]) -> None:
+def test_closing_a_channel_raises_an_error_at_the_other_end(ends: tuple[Channel, Channel]) -> None:
     connected, accepted = ends
     connected.send(Note("unread"))
     assert not wait_until_closed(accepted.fileno(), 0)

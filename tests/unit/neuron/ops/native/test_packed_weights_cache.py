@@ -110,7 +110,7 @@ def test_partial_cache_file_of_another_engine_is_neither_used_nor_deleted(
     assert other.read_bytes() == b"other"
 
 
-def test_mapped_weights_move_to_anonymous_memory_and_stay_readable_meanwhile(
+def test_mapped_weights_stay_readable_while_they_move_to_anonymous_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_weights_cache, "_PART", 4 << 20)

@@ -36,7 +36,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_missing_prebuilt_kernels_and_compiler_are_explained(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_prebuilt_kernels_and_compiler_give_an_explained_reason(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (installed / "cpuinfo").write_text(f"flags : {HASWELL}\n")
     monkeypatch.setenv("PATH", str(installed / "nothing"))
     monkeypatch.delenv("CC", raising=False)

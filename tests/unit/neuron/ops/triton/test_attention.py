@@ -98,7 +98,7 @@ def test_attention_of_chunks_drafts_and_single_queries_in_one_batch_is_accurate(
 
 
 @pytest.mark.parametrize("window", [None, 70])
-def test_draft_tokens_attend_to_earlier_drafts(window: int | None) -> None:
+def test_draft_tokens_attend_to_earlier_draft_tokens_of_the_sequence(window: int | None) -> None:
     spans = [(299, 1), (240, 17), (254, 4)]
     filled = Filled(spans, 1, 3, 32)
     kind = AttentionKind(32**-0.5, window, torch.randn(3))
@@ -151,7 +151,7 @@ def test_huge_and_non_finite_attention_scores_affect_only_their_rows() -> None:
     assert outs[2][[*range(7), *range(8, 40)]].isfinite().all()
 
 
-def test_attention_ignores_padding_spans() -> None:
+def test_padding_spans_do_not_change_the_attention_of_other_sequences() -> None:
     filled = Filled([(80, 1), (20, 1)], 1, 2, 32)
     kind = AttentionKind(32**-0.5)
     expected = filled.attend(kind)

@@ -45,7 +45,7 @@ def test_pointers_passed_to_sampling_kernels_are_aligned_for_any_shape(monkeypat
     assert all(place % 16 == 0 for place in places), "others have kernels of their own to be compiled"
 
 
-def test_filters_keep_equal_logits_together_and_argmax_takes_the_first() -> None:
+def test_filters_keep_equal_logits_together_and_argmax_takes_the_first_of_them() -> None:
     logits = torch.full((4, 40), -9.0)
     logits[:, [7, 21, 30]] = 2.0
     logits[:, [3, 39]] = 1.0

@@ -78,7 +78,7 @@ def test_transparent_palette_entry_becomes_white() -> None:
 
 
 @pytest.mark.parametrize("color", [0, 2], ids=["gray", "RGB"])
-def test_16_bit_color_values_keep_their_upper_8_bits(color: int) -> None:
+def test_16_bit_color_values_are_reduced_to_their_upper_8_bits(color: int) -> None:
     values = np.arange(0, 65536, 257, dtype=">u2").reshape(1, -1)
     if color:
         values = values.repeat(3, axis=1)

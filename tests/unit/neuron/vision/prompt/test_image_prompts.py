@@ -32,7 +32,7 @@ def test_image_placeholder_token_in_a_message_is_rejected() -> None:
         image_text("qwen3_5").expanded(f"{PAD} what does {PAD} mean?", [ONE])
 
 
-def test_chat_template_that_drops_images_is_reported() -> None:
+def test_chat_template_that_drops_images_raises_an_image_error() -> None:
     with pytest.raises(ImageError, match="chat template inserts 1 of 2 images"):
         image_text("qwen3_5").expanded(f"{PAD}?", [ONE, ONE])
 
