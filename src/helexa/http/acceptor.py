@@ -49,15 +49,15 @@ class ConnectionLimits:
             descriptors: limit on open files of this process.
             total: maximum number of served connections. It is reduced if there are not enough descriptors.
             per_address: maximum number of served connections per client address. None means half of `total`.
-            each: number of descriptors per client connection. In a gateway, they include connections to nodes.
-            other_descriptors: number of descriptors that the process needs for other purposes.
+            each: number of descriptors per client connection. In a gateway, this number includes connections to nodes.
+            other_descriptors: number of descriptors that the process needs for purposes other than client connections.
         """
         rejected_limit = max(_MIN_CONNECTIONS, min(256, descriptors // 8))
         total = max(
             _MIN_CONNECTIONS, min(total, (descriptors - _RESERVED - other_descriptors - rejected_limit) // each)
         )
-        # By default half per address: one client cannot use all connections, but a reverse proxy with many clients gets
-        # enough.
+        # By default, one address may use half of the connections. One client then cannot use all connections, but a
+        # reverse proxy, whose many clients share its address, gets enough.
         return cls(total, min(total, per_address or max(1, total // 2)), rejected_limit)
 
 
@@ -75,8 +75,8 @@ class Acceptor:
     If a new connection exceeds a limit, the acceptor does the first of these that is possible:
 
     1. Close the connection that has been idle longest, if it has been idle for at least `EVICTABLE_SECS` (see
-       `http/keep_alive.py`). If the limit per client address is exceeded, only connections of the same address are
-       considered.
+       `http/keep_alive.py`). If the limit per client address is exceeded, only connections from the address of
+       the new connection are considered.
     2. Accept the new connection, but answer its first request with status 503.
     3. If too many connections are being answered with 503, accept no connections until one of them closes.
 
@@ -155,7 +155,8 @@ class Acceptor:
             if self._may_warn():
                 fields = (self._served, address, self._by_address[address])
                 log.warning(
-                    "connections rejected connections=%d client=%s connections_of_client=%d; a limit is reached",
+                    "connections rejected connections=%d client=%s connections_of_client=%d; the limit in total or per "
+                    "client is reached",
                     *fields,
                 )
         else:
@@ -174,7 +175,7 @@ class Acceptor:
         except OSError as error:
             client.close()
             released()
-            log.info("connection lost while it was accepted error=%s", quoted(error))
+            log.info("connection lost while it was accepted client=%s error=%s", connection.address, quoted(error))
 
     def _has_room(self, address: str) -> bool:
         if self._by_address[address] >= self._limits.per_address:

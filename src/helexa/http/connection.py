@@ -276,8 +276,8 @@ class ClientConnection(RequestParser, asyncio.Protocol):
     def evict(self) -> bool:
         """Close the idle connection to make room for another one.
 
-        Return False if a response has not been fully sent, or if a request waits in the kernel because this process is
-        late. The connection then stays open.
+        Return False if a response has not been fully sent, or if a request waits in the kernel because this process has
+        not read it yet. The connection then stays open.
         """
         # Closing now would lose the end of a response, or a request that the client has sent.
         if self._transport.get_write_buffer_size() or self._has_input():
@@ -294,7 +294,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         # No request head arrived in time. On a busy machine, received bytes may still wait in the kernel. In this case,
         # allow `LATE_SECS` to read them.
         if self._may_be_late and not self._ignores_input and not self._paused and self._has_input():
-            self._may_be_late = False  # once for each request, so that a client cannot postpone the end
+            self._may_be_late = False  # only once per request, or a client could stay connected forever
             self._timer.set(LATE_SECS)
         else:
             self.close()
@@ -345,7 +345,8 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         self._paused = full
         if full:
             self._transport.pause_reading()
-            # A socket that is not read does not report its end, so its state is polled.
+            # While reading is paused, the event loop does not report that the client has disconnected. The connection
+            # therefore polls the state of the socket.
             self._disconnect_timer.set(_DISCONNECT_POLL_SECS)
             return
         self._disconnect_timer.clear()

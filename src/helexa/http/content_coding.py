@@ -34,7 +34,7 @@ class BodyDecoder:
         self._decoder: Any = None
         self._input = b""
         self._may_hold_output = False
-        # memory that the decoder itself may use
+        # maximum number of bytes of memory that the decoder itself uses
         self.window_bytes = 1 << _WINDOW_LOG if coding == "zstd" else _SMALL_WINDOW_BYTES
 
     def feed(self, data: bytes) -> None:
@@ -42,7 +42,7 @@ class BodyDecoder:
         self._input += data
 
     def read(self) -> bytes:
-        """Return the next decoded bytes, at most `PIECE_BYTES`; empty if input is needed.
+        """Return at most `PIECE_BYTES` decoded bytes, or none if more input is needed.
 
         Raises:
             ApiError: status 400: the input is not valid.
@@ -75,7 +75,10 @@ class BodyDecoder:
         return decoder is None or decoder.eof or getattr(decoder, "needs_input", not self._may_hold_output)
 
     def _next_decoder(self) -> Any:
-        """Return the decoder of the next gzip member, zstd frame or stream, or None."""
+        """Return the decoder of the next gzip member, zstd frame or deflate stream.
+
+        Return None if the first two bytes of a deflate stream, which select the decoder, have not arrived yet.
+        """
         if self._decoder is not None and self._coding == "deflate":
             raise self._invalid()  # bytes after the end of the deflate stream
         if self._coding == "gzip":

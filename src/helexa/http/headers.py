@@ -27,13 +27,14 @@ def request_id(headers: Headers) -> str:
 
 
 def require_json(headers: Headers) -> None:
-    """Raise ApiError 415 if the headers announce another body than plain JSON."""
+    """Raise ApiError 415 if the headers announce a body other than plain JSON."""
     content_types = [value for name, value in headers if name == b"content-type"]
     # A body without a content type is rejected, too. For any web page, a browser sends such a body, a form or plain
     # text without asking the server first (CORS preflight). A browser sends JSON only after the server has agreed.
     if not content_types or not all(map(_is_json, content_types)):
         raise unsupported_media_type(b", ".join(content_types)[:200].decode("latin-1"))
-    # `ClientConnection` decodes bodies with supported encodings, and removes the header `content-encoding`.
+    # `ClientConnection` has already removed the header `content-encoding` if it decodes the body. A header that is left
+    # therefore names an unsupported encoding.
     for name, value in headers if b"content-encoding" in dict(headers) else ():
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             shown = value[:100].decode("latin-1")
@@ -59,7 +60,10 @@ def without_port(host: bytes) -> bytes:
 
 
 def is_reserved_name(name: bytes) -> bool:
-    """Return whether no web site can have the name, such as `host.docker.internal`."""
+    """Return whether a host name is reserved, so that no public web site can have it.
+
+    An example is `host.docker.internal`.
+    """
     return name.endswith(_RESERVED_SUFFIXES)
 
 

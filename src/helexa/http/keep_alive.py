@@ -21,8 +21,8 @@ PROBES = 4
 class DeadlineTimer:
     """Keep-alive timer: calls a function at a deadline that is often postponed."""
 
-    # A postponed deadline keeps the current timer. If the timer fires too early, it is started again. A new timer at
-    # each change of the deadline would be more expensive.
+    # If the deadline is postponed, the timer is kept. If the timer then fires before the deadline, it is started again.
+    # To replace the timer at each change of the deadline would take more CPU time.
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
         self._callback: Callable[[], None] | None = callback
@@ -42,7 +42,7 @@ class DeadlineTimer:
         self._deadline = None
 
     def stop(self) -> None:
-        """Disable the object permanently, and release the reference to the function."""
+        """Stop this timer permanently, and release the reference to the function."""
         self._deadline = self._callback = None
         self._cancel()
 
@@ -126,7 +126,7 @@ def is_gone(socket: int) -> bool:
 
 
 def has_input(socket: int) -> bool:
-    """Return whether an idle connection has data, or its end, to be read."""
+    """Return whether an idle connection has unread data, or the peer has closed it."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(0))

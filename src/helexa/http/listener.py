@@ -29,7 +29,7 @@ class AddressInUseError(ConfigError):
 class Listener:
     """Serves an ASGI application until `should_exit` is set.
 
-    It installs no signal handlers. See `on_stop_signals`.
+    The listener installs no signal handlers; call `stop_on_signals` for that.
 
     Args:
         connection: class that handles connections.

@@ -22,7 +22,8 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-# Child processes may loop over all descriptors up to the limit, which can be 2**30 in a container.
+# Some child processes loop over all descriptors up to the limit. In a container, the hard limit can be 2**30, so this
+# process does not raise its limit that far.
 _MAX_DESCRIPTORS = 1 << 16
 
 
@@ -85,9 +86,10 @@ _LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 def is_local_error(error: Exception) -> bool:
-    """Return whether `error` is due to a lack of descriptors, ports or memory here.
+    """Return whether `error` is due to a lack of descriptors, ports or memory locally.
 
-    If no file descriptor is left, every error counts, because some functions, such as name lookups, hide the cause.
+    If no file descriptor is left, the result is True for every error, because some functions, such as name lookups,
+    hide the cause of their errors.
     """
     return (isinstance(error, OSError) and error.errno in _LOCAL) or not _descriptor_left()
 

@@ -10,6 +10,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from helexa.core.errors import ApiError, internal_error, shutting_down
+from helexa.core.logs import quoted
 from helexa.http.content_coding import BodyDecoder
 from helexa.http.headers import Headers
 from helexa.http.request_parser import STATUS_LINES, Framing
@@ -66,7 +67,7 @@ log = logging.getLogger(__name__)
 # Key in the `extensions` of the ASGI scope under which an application finds `RequestCycle.send_interim`.
 INTERIM = "helexa.interim"
 
-# Key in the `extensions` of the ASGI scope of a function that returns whether the server is shutting down.
+# Key in the `extensions` of the ASGI scope. Its value is a function that returns whether the server is shutting down.
 STOPPING = "helexa.stopping"
 
 BODY_SECS = 60.0
@@ -184,7 +185,7 @@ class RequestCycle:
         self._wake_receiver()
 
     def client_gone(self) -> None:
-        """Record the client's disconnect, and cancel work marked as cancelable."""
+        """Record that the client has disconnected; see `DisconnectGuard.mark_gone`."""
         self.disconnect.mark_gone()
         self._wake_receiver()
 
@@ -202,7 +203,7 @@ class RequestCycle:
         except asyncio.CancelledError:
             error = shutting_down()
         except Exception:
-            log.exception("unexpected error in the application")
+            log.exception("unexpected error in the application path=%s", quoted(scope.get("path", "")))
         finally:
             if task is not None:
                 tasks.discard(task)

@@ -66,8 +66,8 @@ The authority is None if the target is only a path.
 def target(url: bytes) -> Target:
     """Split the target of a request line into path, query, and host with port.
 
-    If the target is an absolute URL, the caller must replace the `Host` header by its host and port (RFC 9112, section
-    3.2.2).
+    If the target is an absolute URL, the caller must replace the `Host` header by the URL's host and port (RFC 9112,
+    section 3.2.2).
 
     Raises:
         ApiError: status 400, if the target is an absolute URL that has no host, contains credentials, or is not an
@@ -144,7 +144,9 @@ class RequestParser:
         del self._parser
 
     def parse(self, data: bytes | memoryview) -> None:
-        """Parse the next bytes: at most `CHUNK_BYTES` unless they belong to one body.
+        """Parse the next bytes of the connection.
+
+        `data` may be longer than `CHUNK_BYTES` only if all of it belongs to the body of one request.
 
         Raises:
             ApiError: the bytes are not valid HTTP or the head is too large. The connection cannot be parsed further.
@@ -242,7 +244,7 @@ class RequestParser:
 def body_decoder(headers: Headers) -> tuple[BodyDecoder | None, Headers]:
     """Return the decoder of a request's body, and headers without `content-encoding`.
 
-    Without a supported encoding, the decoder is None and the headers are unchanged.
+    If the body has no supported encoding, the decoder is None and the headers are unchanged.
     """
     if b"content-encoding" not in dict(headers):
         return None, headers

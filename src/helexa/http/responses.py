@@ -20,7 +20,7 @@ class JsonResponse(Response):
 def readiness(reasons: Mapping[str, str | None]) -> Response:
     """Return status 200 if all components are ready, else 503.
 
-    `reasons` say for each component why it is not ready, or None.
+    `reasons` maps the name of each component to the reason why the component is not ready, or to None if it is ready.
     """
     components = {
         name: {"ready": reason is None} | ({} if reason is None else {"reason": reason})
