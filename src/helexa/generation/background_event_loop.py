@@ -52,7 +52,7 @@ class BackgroundLoop:
     def end(self) -> None:
         """Close all engines and connections, cancel all tasks, and stop the thread.
 
-        This takes a bounded time.
+        The method waits at most `_ENDING_SECONDS` for the engines, and as long for the thread.
         """
         with suppress(Exception):
             self.submit(self._end()).result(_ENDING_SECONDS)
@@ -208,7 +208,7 @@ async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerat
 
     async def close() -> None:
         if last is not None:
-            # If Ctrl-C arrives before the caller waits for the step, the step still runs, and only this cancels it.
+            # If Ctrl-C arrives before the caller waits for the step, the step keeps running until this call cancels it.
             last.cancel()
         async with lock:
             await items.aclose()

@@ -343,7 +343,7 @@ class FileRun:
             yield item.request
 
     def take(self, position: int, result: Result) -> int:
-        """Write a result to the result file; return the prompt's index in its file.
+        """Write a result to the result file; return the prompt's index in the prompt file.
 
         Args:
             position: index of the request among the requests that `requests` yielded.

@@ -37,7 +37,9 @@ def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the value of the library's variable `name`, a positive integer, or None.
+    """Return the value of the library's variable `name`, a positive integer.
+
+    Return None if the variable and its alias are unset or empty.
 
     Raises:
         ConfigError: the value is not a positive integer.
@@ -53,6 +55,8 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
 def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the library's variable `name` is 1, true, yes or on.
 
+    Return False if the variable and its alias are unset or empty.
+
     Raises:
         ConfigError: the value is not a boolean.
     """
@@ -63,7 +67,8 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _invalid(name: str, environ: Mapping[str, str], reason: str) -> "ConfigError":
-    # A local import, because commands import this module before they start an engine process, which must not be late.
+    # A local import, because commands import this module before they start an engine process, and a slow import would
+    # delay this start.
     from helexa.core.errors import ConfigError
 
     return ConfigError(f"{name if environ.get(name) else ALIASES.get(name, name)}: {reason}")

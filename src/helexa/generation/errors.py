@@ -78,7 +78,7 @@ class PermissionDeniedError(GenerationError):
 
 
 class NotFoundError(GenerationError):
-    """The request failed: the server does not have the named object, or the path."""
+    """The request failed: the server does not have the named object or URL path."""
 
 
 class ModelNotFoundError(NotFoundError):

@@ -296,7 +296,7 @@ class Model:
 
         Args:
             requests: requests to run. If an item is an error instead of a request, the error is yielded as its result.
-            max_parallel: number of concurrent requests, or None for a default.
+            max_parallel: number of concurrent requests. None means `Target.width`.
         """
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")

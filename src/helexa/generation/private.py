@@ -63,7 +63,7 @@ if find_spec("tokenizers") is None:
 
 log = logging.getLogger(__name__)
 
-_PRINCIPAL = "self"  # the only principal of this process: all requests share the prefix cache
+_PRINCIPAL = "self"  # principal of all requests of this process, which share the prefix cache
 _RETRY_SECONDS = 0.05
 _NODE_VARIABLES = "NEURON_"  # prefix of the environment variables of nodes, as in `neuron.config`
 _WAIT_SECONDS = 24 * 3600.0  # maximum time in the queue, behind other requests of this process
@@ -80,7 +80,7 @@ class EngineSettings:
     Attributes:
         device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
         dtype: data type of activations: `float32`, `bfloat16`, `float16` or `auto`.
-        context_length: maximum number of tokens of a conversation; 0 for the model's own.
+        context_length: maximum number of tokens of a conversation; 0 for the maximum of the model.
     """
 
     device: str | None = None
@@ -147,7 +147,7 @@ class PrivateEngines:
         self._config = settings.config()
         self._sources = Sources(self._config, refresh=False)  # only `pull` checks the hub for updates
         self.holders: dict[str, set[object]] = {}  # model id -> objects that need the model to stay loaded
-        self._registries: dict[str, Registry] = {}  # device -> registry of its models
+        self._registries: dict[str, Registry] = {}  # device -> registry of the models on this device
         self._imports: asyncio.Future[None] | None = None
         self._sources_by_id: dict[str, str] = {}  # model id -> source of the model
 
@@ -188,7 +188,10 @@ class PrivateEngines:
             path = await self._sources.resolve(source, quant=quant, progress=on_progress)
             choice = await asyncio.to_thread(lambda: device_for(_weight_bytes(path, quant)))
             log.info(
-                "device chosen device=%s reason=%s", choice.device, quoted("; ".join((choice.reason, *choice.skipped)))
+                "device chosen model=%s device=%s reason=%s",
+                quoted(source),
+                choice.device,
+                quoted("; ".join((choice.reason, *choice.skipped))),
             )
             device = choice.device
         if device not in self._registries:
@@ -198,7 +201,7 @@ class PrivateEngines:
     async def _take(self) -> Child:
         """Return an engine process that is ready to load a model.
 
-        While it loads the model, another thread of this process imports the modules that requests need.
+        While the engine process loads the model, another thread of this process imports the modules that requests need.
         """
         child = await self.standby.take()
         if self._imports is None:

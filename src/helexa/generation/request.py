@@ -41,7 +41,7 @@ def image_part(image: Image, folder: Path | None = None) -> dict[str, Any]:
 
     Args:
         image: the image.
-        folder: folder of relative paths. None means the working directory.
+        folder: folder that a relative path starts from. None means the working directory.
 
     Raises:
         InvalidRequestError: the file cannot be read, is too large, or is not a PNG, JPEG, WebP or GIF file.
@@ -107,7 +107,7 @@ class AnswerSchema:
 
     @classmethod
     def from_schema(cls, schema: "Mapping[str, Any] | type[BaseModel] | None") -> "AnswerSchema | None":
-        """Return an `AnswerSchema` for a JSON Schema or a pydantic model, or None.
+        """Return an `AnswerSchema` for a JSON Schema or a pydantic model; None for None.
 
         Raises:
             InvalidRequestError: `schema` is neither a mapping nor a pydantic model.

@@ -120,7 +120,7 @@ async def results(
 
     Raises:
         HelexaError: the model could not be downloaded or loaded.
-        UnreachableError: the server cannot be reached, and it has never responded before either.
+        UnreachableError: the server cannot be reached, and has never responded to this process.
     """
     await target.open()
     pending = enumerate(requests)

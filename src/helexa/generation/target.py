@@ -58,7 +58,10 @@ class Target(Protocol):
 
     @property
     def slow_reason(self) -> str | None:
-        """Why the model is slower than possible here, and what to do; or None."""
+        """Why the model is slower than possible on this machine, and what to do.
+
+        None if no reason is known.
+        """
         ...
 
     @property

@@ -54,12 +54,15 @@ class ModelLocation:
 
     @property
     def wanted_model(self) -> str | None:
-        """The model that the caller or the environment selects, or None for any."""
+        """The model that the caller or the environment selects, or None if neither does."""
         return self.model or environment.text(environment.MODEL)
 
     @property
     def url(self) -> str | None:
-        """URL of the server that the caller or the environment selects, or None."""
+        """URL of the server that the caller or the environment selects.
+
+        None if neither selects a server.
+        """
         value = self.target or environment.text(environment.BASE_URL)
         return None if value == PRIVATE else value
 
