@@ -165,7 +165,7 @@ class AlertMonitor:
         After a failed request, the remaining regressions wait for the next call.
 
         Returns:
-            The number of regressions that the webhook accepted.
+            The number of regressions that the webhook accepted. 0 if no webhook is configured.
         """
         if self._config.webhook is None:
             return 0
@@ -279,7 +279,7 @@ class AlertMonitor:
 def payload(alert: Alert) -> dict[str, Any]:
     """Return the JSON body of the webhook request for `alert`.
 
-    The field `text` describes the alert in one sentence, as chat services display it.
+    The field `text` describes the alert in one sentence. Chat services such as Slack display this field.
     """
     change = (alert.ratio - 1) * 100
     return {

@@ -62,7 +62,10 @@ def create_app(database: Path, root_path: str = "", console_url: str | None = No
 
 
 async def _asset(request: Request) -> Response:
-    """Respond with a static file. The query of its URL contains a hash of its content."""
+    """Respond with a static file.
+
+    If the URL has a query, the query contains a hash of the file, so browsers may cache the file forever.
+    """
     response = ASSETS.response(request.path_params["name"], FOREVER if request.url.query else "no-cache")
     if response is None:
         raise ApiError(404, None, "Not Found")

@@ -153,7 +153,10 @@ class Client:
             async with asyncio.timeout(self.timeout_secs):
                 await self._send(prompt, record, moments, cancel_after)
         except TimeoutError:
-            record.status, record.error = "timeout", f"no end of the answer after {self.timeout_secs:g} s"
+            record.status, record.error = (
+                "timeout",
+                f"no end of the answer after {self.timeout_secs:g} s; raise bench.request_timeout_secs",
+            )
         except StreamError as error:
             record.status, record.error = "incomplete", str(error)
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -218,7 +221,7 @@ class Client:
 
 @asynccontextmanager
 async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """Provide an HTTP session for the client, with many connections, no timeouts.
+    """Provide an HTTP session that permits many connections and has no timeouts.
 
     Requests of the session record the time at which they are sent.
     """
@@ -304,14 +307,17 @@ class JsonCalls:
                 f"{self.endpoint}{path}: no answer within {timeout_secs:g} s; see the server's log"
             ) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise TargetError(f"{self.endpoint}{path}: {error}"[:_MAX_REASON_CHARS]) from error
+            problem = f"{self.endpoint}{path}: {error}"[:_MAX_REASON_CHARS]
+            raise TargetError(f"{problem}; check the server, and the endpoint of the target") from error
         if status // 100 != 2:
             reason = text[:_MAX_REASON_CHARS].decode("utf-8", "replace")
             raise TargetError(f"{self.endpoint}{path}: HTTP {status}: {reason}")
         try:
             return orjson.loads(text)
         except ValueError:
-            raise TargetError(f"{self.endpoint}{path}: the answer is not JSON; check the endpoint") from None
+            raise TargetError(
+                f"{self.endpoint}{path}: the answer is not JSON; check the endpoint of the target"
+            ) from None
 
 
 async def _bounded(content: aiohttp.StreamReader) -> bytes:
@@ -321,5 +327,5 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MAX_BYTES:
-            raise ValueError(f"the answer has more than {_MAX_BYTES} bytes; check the endpoint")
+            raise ValueError(f"the answer has more than {_MAX_BYTES} bytes")
     return b"".join(parts)

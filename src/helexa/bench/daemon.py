@@ -148,7 +148,7 @@ class PagesProcess:
         if self._process is not None and self._process.returncode is None:
             return
         if self._process is not None:
-            tell(log, logging.WARNING, "pages ended", code=self._process.returncode)
+            tell(log, logging.WARNING, "pages process ended and is restarted", code=self._process.returncode)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-P", "-m", "helexa.bench", *self._arguments),

@@ -39,7 +39,7 @@ class Gpu:
 class Host:
     """The hardware and drivers of a target.
 
-    If the driver or an accelerator changes, the same machine becomes another host with the same name.
+    If the driver or an accelerator changes, the same machine counts as another host with the same name.
     """
 
     hostname: str

@@ -86,7 +86,7 @@ class RequestRecord:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The tool calls of the response, in their order."""
+        """The tool calls of the response, in the order of their indexes."""
         return [self.calls[index] for index in sorted(self.calls)]
 
     def add_call(self, index: int, name: str, arguments: str) -> bool:
@@ -302,7 +302,7 @@ def _since(start: float, moment: float | None) -> float | None:
 
 
 def _hidden_tokens(record: RequestRecord) -> int:
-    """Return the number of counted reasoning tokens that are not streamed."""
+    """Return the number of reasoning tokens that the server counts but does not send."""
     shown = any(delta.kind == "reasoning" for delta in record.deltas)
     return 0 if shown else record.reasoning_tokens or 0
 

@@ -254,7 +254,8 @@ class OpenAITarget:
         data = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(data, list):
             raise TargetError(
-                f"{self._calls.endpoint}/v1/models does not answer as an OpenAI server does; check the endpoint"
+                f"{self._calls.endpoint}/v1/models does not answer like an OpenAI server; correct the target's "
+                "endpoint or kind"
             )
         entries = [entry for entry in data[:_MAX_MODELS] if isinstance(entry, dict) and _field(entry, "id")]
         return [_served_by_listing(entry) for entry in entries if entry.get("loaded", True) is True]

@@ -163,7 +163,7 @@ class Sweep:
                 await self._models(connection, scenarios)
                 return
             except TargetChangedError:
-                tell(log, logging.INFO, "target changed", target=connection.target.name)
+                tell(log, logging.INFO, "target changed during a sample", target=connection.target.name)
 
     async def _models(self, connection: Connection, scenarios: list[Scenario]) -> None:
         identity = await connection.server.identity()

@@ -92,7 +92,7 @@ def judge(
             comparison uses the last five builds. The threshold is computed from all builds.
         samples: samples of the build to judge.
         better: whether lower or higher values of the metric are better.
-        known: index in `history` of the last confirmed change. Builds before this index are not compared.
+        known: index in `history` of the newest build with a confirmed change. Earlier builds are not compared.
         min_effect: lower bound of the threshold (see `least_effect`).
     """
     trailing = list(history[known:])[-TRAILING_BUILDS:]
@@ -191,7 +191,7 @@ _PENALTY = 3.0
 # Lower bound of the estimated scatter. The estimate can be too small by chance, for example if the medians of two
 # builds are equal.
 _LEAST_SCALE = 0.005
-# Smaller values are raised to this value, because 0 has no logarithm.
+# Lower bound of the values before the logarithm, because 0 has no logarithm.
 _LEAST_VALUE = 1e-6
 # Ratio of the median absolute difference of two normal values to the mean absolute deviation of one value.
 _NEIGHBORS = 1.196

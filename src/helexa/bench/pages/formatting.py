@@ -1,4 +1,4 @@
-"""Formats numbers, durations and dates for display."""
+"""Formats numbers, durations and dates for display. None becomes a dash."""
 
 from datetime import UTC, datetime
 

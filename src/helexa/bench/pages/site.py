@@ -71,7 +71,7 @@ def environment() -> Environment:
 
 @cache
 def fingerprint(name: str) -> str:
-    """Return a short hash of the content of a page's static file.
+    """Return a short hash of the content of one of the pages' static files.
 
     The hash is a part of the file's URL. When the file changes, its URL changes, and browsers do not use a cached old
     version.

@@ -54,9 +54,9 @@ def overview(archive: Archive, query: Query) -> Context:
 
 
 def _title(target: TargetRow, labels: Mapping[str, int]) -> str:
-    """Return the label of a target.
+    """Return the label of a target, or the target's name if it has no label.
 
-    If another target has the same label, append the target's name.
+    If another target has the same label, the name is appended to the label.
     """
     if not target.label:
         return target.name

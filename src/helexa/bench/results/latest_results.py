@@ -58,7 +58,7 @@ class LatestResult:
         return self.tables.labels[self.configuration.build_id]
 
     def param(self, name: str) -> Any:
-        """Return the scenario's parameter `name`, or None."""
+        """Return the scenario's parameter `name`, or None if the scenario lacks it."""
         return self.tables.scenarios[self.configuration.scenario_id].params.get(name)
 
     def values(self, column: str) -> list[float]:

@@ -183,7 +183,7 @@ def judged(
         history: samples of earlier builds, oldest first.
         values: samples of the build to judge.
         metric: name of the metric.
-        level: index in `history` of the last confirmed change.
+        level: index in `history` of the newest build with a confirmed change. Builds before it are not compared.
         min_effect: smallest relative change that counts.
     """
     key = ("verdict", metric, level, min_effect, tuple(tuple(one.values) for one in history), tuple(values))
@@ -198,7 +198,7 @@ def judged(
 def known_level(
     archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
 ) -> int:
-    """Return the index in `history` of the last build with a confirmed change, or 0."""
+    """Return the index in `history` of the newest confirmed change, or 0 without one."""
     changes = archive.answer("confirmed", lambda: _confirmed(archive))
     for place in range(len(history) - 1, -1, -1):
         one = history[place]

@@ -78,7 +78,7 @@ class Rate(Scenario):
         return {"rate_rps": self.rate_rps, "arrivals": self.arrivals, **_load_params(self)}
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send each request at its scheduled time, to the last one or until saturation."""
+        """Send each request at its scheduled time, and stop early if the server saturates."""
         ask = subject.cold_requests(subject.prompts(seed), self.prompt_tokens, self.max_tokens)
         offsets = list(arrival_times(self.rate_rps, self.duration_secs, self.arrivals, seed))
         loop = await open_loop(ask, offsets, subject.clock)

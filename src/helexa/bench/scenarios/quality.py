@@ -98,7 +98,7 @@ class Correctness(Scenario):
         return _PROMPT_TOKENS, _MAX_TOKENS
 
     def suits(self, model: ServedModel, control: NeuronTarget | None) -> bool:
-        """Return whether the model generates text and supports the tool calls."""
+        """Return whether the model generates text, and supports tool calls if needed."""
         return Scenario.suits(self, model, control) and (model.tool_call or not self.tools)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:

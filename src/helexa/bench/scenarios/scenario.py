@@ -90,7 +90,7 @@ class Scenario:
         raise NotImplementedError
 
     def _tokens(self) -> tuple[int, int]:
-        """Return the tokens of the longest prompt and of its response."""
+        """Return the numbers of tokens of the longest prompt and of the longest response."""
         params = self._params()
         return params["prompt_tokens"], params["max_tokens"]
 

@@ -80,9 +80,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_SECS, isolation_level=None)
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(
-            f"cannot open {path}: {_reason(error)}; check the permissions of its folder, or set another bench.db_path"
-        ) from error
+        advice = f"check the permissions of {path.parent}, or set another bench.db_path"
+        raise StoreError(f"cannot open {path}: {_reason(error)}; {advice}") from error
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # a crash must not lose a sample, which may have taken minutes
@@ -109,7 +108,7 @@ def measuring(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("ab")
     except OSError as error:
-        raise StoreError(f"cannot open {lock}: {error.strerror}; check the permissions of its folder") from error
+        raise StoreError(f"cannot open {lock}: {error.strerror}; check the permissions of {lock.parent}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

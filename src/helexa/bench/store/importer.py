@@ -68,7 +68,7 @@ def import_runs(store: Store, path: Path) -> ImportReport:
         StoreError: the file cannot be read, or is not a database of the first helexa-bench.
     """
     report = ImportReport()
-    # One transaction: after an error of the file, nothing is imported, and the import can be repeated.
+    # One transaction: if a part of the file cannot be read, nothing is imported, and the import can be repeated.
     with store.transaction():
         for row in _rows(path):
             key = f"runs:{digest([row[name] for name in _NEEDED])}"
