@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 
 class Address(NamedTuple):
-    """Host and port on which a server listens. The system chooses a port for 0."""
+    """Host and port on which a server listens; with port 0, the system chooses one."""
 
     host: str
     port: int
@@ -107,7 +107,7 @@ ApiUrl = Annotated[str, AfterValidator(base_url), AfterValidator(without_api_pat
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches the address `host`."""
+    """Return whether only this machine can reach the address `host`."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

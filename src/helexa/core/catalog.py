@@ -75,10 +75,10 @@ class Profile(config.Section):
     # sampling parameters that nodes use instead of the values that the model's publisher recommends
     sampling: CatalogdSampling | None = None
     vram_mb: int | None = Field(default=None, ge=0)  # estimated memory usage in MiB, or None if unknown
-    # number of ranks (parts) into which the model is divided: one per accelerator, or processes on the CPUs of a node
-    # without accelerators
+    # Number of ranks (parts) into which the model is divided. Each rank has an accelerator. On a node without
+    # accelerators, each rank is a process on the CPUs.
     min_devices: int = Field(default=1, ge=1)
-    # total memory in MiB that each of the accelerators must have, or None for no minimum
+    # total memory in MiB that the accelerator of each rank must have, or None for no minimum
     min_device_vram_mb: int | None = Field(default=None, ge=0)
     # Names of the nodes that may serve the model. If empty, all nodes may serve it.
     pinned_on: list[str] = Field(default_factory=list[str])
@@ -147,7 +147,10 @@ class Catalog(config.Section):
         return self._profiles.get(model_id)
 
     def listed_as(self, names: Iterable[str]) -> str | None:
-        """Return the id of a model whose id or source is in `names`, or None."""
+        """Return the model id for the first of `names` that is a model's id or source.
+
+        Return None if none of `names` is in the catalog.
+        """
         return next((self._ids_by_name[name] for name in names if name in self._ids_by_name), None)
 
     @cached_property

@@ -16,7 +16,7 @@ from helexa.core.errors import HelexaError, UsageError, missing_extra
 VERSION_FLAGS = ("--version", "-V", "-v")
 """Options that print the version of a program."""
 
-# 128 + SIGINT, as shells report a command that Ctrl-C ended.
+# Exit code of a command that Ctrl-C ended: 128 + SIGINT, as in shells.
 INTERRUPTED = 130
 
 _MAX_CHARS = 2000
@@ -39,7 +39,7 @@ def run_program(
     Args:
         run: runs the command that its arguments name, and returns the exit code or None for 0; see `call`.
         usage_message: function that returns the text of an error for invalid arguments.
-        tracebacks: whether a bug prints a traceback also without `--debug`, because it may be hard to repeat.
+        tracebacks: whether an unexpected error prints a traceback also without `--debug`.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -101,7 +101,8 @@ def hide_argument(secret: str) -> None:
         return
     # Other users of the machine can read command lines with `ps`.
     try:
-        # Fields 48 and 49 of the file are arg_start and arg_end. Field 2, the name in parentheses, may contain blanks.
+        # Fields 48 and 49 of the file are the addresses of the start and the end of the command line. Field 2, the name
+        # in parentheses, may contain blanks, so only the fields from 3 on are split.
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123 - `Path.open` has no unbuffered r+b

@@ -209,7 +209,10 @@ def _key_lines(text: str) -> dict[Keys, int]:
 
 
 def _with_indices(keys: Keys, lengths: dict[Keys, int], *, starts_element: bool) -> Keys:
-    """Return `keys` with the index of the last element after each list of tables."""
+    """Return `keys` with an index after each key of a list of tables.
+
+    The index is that of the last element that the file has begun so far.
+    """
     path: Keys = ()
     for place, key in enumerate(keys, 1):
         path = (*path, key)
@@ -280,7 +283,7 @@ def _replace_former_settings(
     full name of the former key takes precedence over the file.
 
     Raises:
-        ConfigError: `tree` has a plain value in place of the table of a current key.
+        ConfigError: `tree` has a plain value in place of a table that must contain a current key.
     """
     for setting in settings:
         is_in_file, value = _take(tree, setting.keys)

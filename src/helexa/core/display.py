@@ -7,7 +7,7 @@ _MAX_WIDTH = 1 << 20  # columns: wide enough that no table is cut or wrapped
 
 def memory_text(megabytes: float) -> str:
     """Return an amount of memory in MiB as text, such as `812 MB` or `4.25 GB`."""
-    # As vendors of memory do, GB means GiB here: a card of 24,576 MiB has 24 GB.
+    # GB means GiB here, as in the data sheets of GPUs: a card of 24,576 MiB has 24 GB.
     if abs(megabytes) < 1024:
         return f"{megabytes:.0f} MB"
     gigabytes = megabytes / 1024
@@ -16,7 +16,7 @@ def memory_text(megabytes: float) -> str:
 
 def file_size_text(count: int) -> str:
     """Return a number of bytes of files, disks or downloads as text, such as `4.1 GB`."""
-    # As hubs and vendors of disks do, GB means 10^9 bytes here.
+    # GB means 10^9 bytes here, as on model hubs and in the data sheets of disks.
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

@@ -87,7 +87,7 @@ def table_of(tree: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value of an environment variable as TOML; other text stays text."""
+    """Parse the value of a variable as TOML; return text that is not TOML unchanged."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
@@ -144,14 +144,14 @@ def _matching_variables(
         if not name.startswith(prefix):
             continue
         if name == f"{prefix}PORT" and _SERVICE_LINK.match(value):
-            continue  # a variable of a Kubernetes service, even if `port` is a key
+            continue  # Kubernetes sets this variable for a service, so it is ignored even if `port` is a key
         keys = short.get(name) or _resolve(schema, tuple(name.removeprefix(prefix).lower().split("__")))
         if keys is not None:
             yield name, keys
 
 
 def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
-    """Return a sort key for the variable `name`: the last one overrides the others."""
+    """Return a sort key for a variable. Variables that sort later take precedence."""
     return name.lower() == (prefix + "__".join(keys)).lower(), "__" in name, name
 
 

@@ -271,7 +271,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 
 def not_installed(module: str, extra: str) -> str:
-    """Return the message for the missing `module` of `extra`, with the command."""
+    """Return the message that `module` is missing, with a command to install `extra`."""
     return f"{module} is not installed; install it with: {_install_command(f'helexa[{extra}]')}"
 
 

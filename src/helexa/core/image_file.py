@@ -77,7 +77,7 @@ MIN_TOKENS = 64
 MAX_TOKENS = 4096
 LOW_DETAIL_TOKENS = 256  # maximum number of tokens of an image with the detail `low` on helexa's nodes
 
-_PIXELS_PER_TOKEN = 32 * 32  # as in Qwen models; most other models have fewer tokens
+_PIXELS_PER_TOKEN = 32 * 32  # as in Qwen models; most other models need fewer tokens per image
 _HEAD_CHARS = 64 << 10  # number of base64 characters that are decoded to find the size of an image; a multiple of 4
 # In files of cameras, the size comes after a few segments. The limit bounds the work on a file of many tiny segments.
 _MAX_JPEG_SEGMENTS = 64
@@ -85,10 +85,10 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG s
 
 
 def image_tokens(url: str, detail: str | None = None) -> int:
-    """Return the estimated tokens of an image file.
+    """Return the estimated number of tokens of an image file.
 
-    The estimate for an http(s) URL or a damaged file is `TYPICAL_TOKENS`. `detail` is the value in the request, or
-    None.
+    The estimate for an http(s) URL or a damaged file is `TYPICAL_TOKENS`. `detail` is the field `detail` of the
+    image in the request, or None if it is not set.
     """
     size = _size(_head(url))
     tokens = TYPICAL_TOKENS
@@ -107,7 +107,7 @@ def _head(url: str) -> bytes:
 
 
 def _size(head: bytes) -> tuple[int, int] | None:
-    """Return width and height of an image file, or None if its head lacks them."""
+    """Return width and height of an image file, or None if `head` lacks them."""
     try:
         if head.startswith(b"\x89PNG"):
             return struct.unpack_from(">II", head, 16)

@@ -114,7 +114,7 @@ class FailedLoad(Record):
 
 
 class Activation(Record):
-    """In a node's report: progress of the loads at its start.
+    """In a node's report: progress of the loads at the node's start.
 
     At its start, a node loads the models that are listed as `default_models` in its configuration.
     """
@@ -240,9 +240,9 @@ class Health(Record):
 class Limit(Record):
     """In a node's report: maximum numbers of tokens of a request to a model."""
 
-    context: WireInt  # prompt and output together
-    input: WireInt | None = None  # prompt, or None if unknown
-    output: WireInt | None = None  # output, or None if unknown
+    context: WireInt  # maximum for the prompt and the output together
+    input: WireInt | None = None  # maximum for the prompt, or None if unknown
+    output: WireInt | None = None  # maximum for the output, or None if unknown
 
 
 class Servable(Record):
@@ -363,7 +363,7 @@ class Pull(Record):
     # bytes of the stage so far, and in total; `total` is None if unknown
     done: WireInt = 0
     total: WireInt | None = None
-    error: str | None = None  # why the download failed
+    error: str | None = None  # why the download failed, or None if it has not failed
 
 
 class LoadProgress(Record):

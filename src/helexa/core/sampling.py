@@ -12,7 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The permitted range of a sampling option, with its limits; None for no maximum."""
+    """The permitted range of a sampling option, including `low` and `high`.
+
+    `high` is None if there is no maximum.
+    """
 
     low: float
     high: float | None = None

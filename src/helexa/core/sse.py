@@ -28,15 +28,15 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Return the index in `data` after the first event end from `begin` on, or 0."""
+    """Return the index after the first event end in `data` from `begin` on; 0 if none."""
     match = _EVENT_END.search(data, begin)
     return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Return the index in `data` after the last event that ends before `end`, or 0.
+    """Return the index in `data` after the last event that ends before `end`.
 
-    Ends of events before the index `begin` do not count.
+    Ends of events before the index `begin` do not count. The result is 0 if no event ends there.
     """
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
@@ -90,7 +90,7 @@ class EventParser:
         lines = self._lines.feed(chunk)
         events = [event for line in lines if (event := self._process_line(line.decode("utf-8", "replace")))]
         if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
-            raise ValueError(f"event is over the limit of {MAX_EVENT_BYTES} bytes")
+            raise ValueError(f"a server-sent event is over the limit of {MAX_EVENT_BYTES} bytes")
         return events
 
     def _process_line(self, line: str) -> ServerSentEvent | None:
@@ -140,5 +140,5 @@ class Frames:
                 frames.append(None)
         # Without this limit, a node that never ends a line would fill the gateway's memory.
         if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
-            raise ValueError(f"event is over the limit of {MAX_EVENT_BYTES} bytes")
+            raise ValueError(f"a server-sent event is over the limit of {MAX_EVENT_BYTES} bytes")
         return frames

@@ -26,7 +26,8 @@ class Build(NamedTuple):
 @cache
 def build() -> Build:
     """Return commit and time of the installed wheel's build; unknown in a source tree."""
-    # Local imports in this module are slow imports. Every process of helexa imports the module, and few need them.
+    # Modules that are slow to import are imported in the functions that need them, because every process of helexa
+    # imports this file, and few processes call these functions.
     import json
 
     try:

@@ -65,7 +65,7 @@ class WireObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     def extra(self, name: str) -> Any:
-        """Return the value of an undeclared field, or None."""
+        """Return the value of an undeclared field, or None if the object lacks the field."""
         return (self.model_extra or {}).get(name)
 
 
@@ -279,7 +279,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     @property
     def output_limit(self) -> int | None:
-        """Maximum number of tokens of each completion, or None."""
+        """Maximum number of tokens of each completion, or None if the request sets none."""
         limits = (self.max_completion_tokens, self.max_tokens)
         return next((limit for limit in limits if limit not in (None, NO_LIMIT)), None)
 

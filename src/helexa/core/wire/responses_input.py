@@ -127,7 +127,7 @@ def hosted_call(kind: str, item: Mapping[str, Any]) -> HostedCall | None:
 
 
 def _hosted_arguments(field: str, value: Any) -> dict[str, Any] | str:
-    """Return the input of a call as an object, or as the text of an object."""
+    """Return the input of a call as an object, or as the JSON text of an object."""
     if field == "arguments" and isinstance(value, str):
         return value
     return value if isinstance(value, dict) else {field: value if isinstance(value, str) else _as_text(value)}
@@ -375,7 +375,9 @@ _items = msgspec.json.Decoder(list[_Reference])
 
 
 def referenced_response(previous: Any, input: msgspec.Raw) -> str | None:
-    """Return the id of the stored response that `input` items refer to, or None.
+    """Return the id of the stored response that a request refers to.
+
+    Return None if the request refers to no stored response.
 
     Args:
         previous: the field `previous_response_id`.

@@ -291,7 +291,7 @@ def _is_object(arguments: str) -> bool:
 
 
 class CustomCallItem(CallItem):
-    """A Responses API output item with a call of a custom tool (any text).
+    """A Responses API output item with a call of a custom tool, whose input is text.
 
     The model writes the input as an argument of a function. The input is therefore known only at the end of the call.
     """

@@ -332,7 +332,7 @@ class ResponsesRequest(GenerationRequest):
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
         """Return the response fields that repeat the request's parameters, as JSON.
 
-        `temperature` and `top_p` are those in use.
+        `temperature` and `top_p` are the values with which the response is sampled.
         """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
         shown = {
