@@ -44,7 +44,8 @@ class Attention:
             If False, it rotates the numbers i and i + head_dim / 2.
         gated: whether `q_proj` yields a query and a gate for each head. The sigmoid of the gate multiplies the head's
             output.
-        gate: name of a projection to gates, one per number of the heads' output. Their sigmoids multiply the output.
+        gate: name of a projection to gates, one per number of the heads' output. The sigmoids of the gates multiply the
+            output. None for no gates.
         causal: whether image tokens attend only to earlier tokens, even if they attend to their whole image in other
             layers.
         output: name of the output projection.

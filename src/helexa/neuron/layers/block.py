@@ -65,7 +65,7 @@ class GatedMlp:
 
     Args:
         names: names of the projections gate, up and down.
-        fused: name of the tensor that has gate and up in some checkpoints.
+        fused: name of the single tensor that contains gate and up in some checkpoints.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Block:
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the residual stream, and the last output, which is not yet added to it.
+        """Return the residual stream, and an output that the next layer adds to it.
 
         Both are [rows, hidden], or [S, hidden] for the S rows `rows`.
 

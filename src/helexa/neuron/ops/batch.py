@@ -92,7 +92,7 @@ class Batch:
     tokens: Tensor  # [T], token ids. A negative number is a placeholder (see `take_tokens`).
     positions: Tensor  # [T], or [3, T] for rotary embeddings with three axes (M-RoPE)
     slots: Tensor  # [T], KV slot of each row: page * PAGE_SIZE + offset in the page; -1 for padding rows
-    # [S + P], indexes of the S rows whose logits are needed, then of the P rows whose hidden states are needed
+    # [S + P], indexes of the S rows whose logits are needed, then indexes of the P rows whose hidden states are needed
     sample_rows: Tensor
     host_spans: SpanTable[NDArray[np.int32]]  # the spans in host memory, without padding
     device_spans: SpanTable[Tensor] | None  # the spans in device memory, with padding; None if kernels read host memory
@@ -107,8 +107,8 @@ class Batch:
     bucket: Bucket | None = None
     # [E, H], embeddings (of images, for example) that replace the token embeddings of E rows
     embeddings: Tensor | None = None
-    embedding_rows: Tensor | None = None  # [E], indexes of the E rows
-    # [D, E, H], numbers to add to the hidden states of the E rows after each of the first D layers
+    embedding_rows: Tensor | None = None  # [E], indexes in the batch of the E rows that `embeddings` replaces
+    # [D, E, H], numbers to add to the hidden states of the rows `embedding_rows` after each of the first D layers
     deepstack: Tensor | None = None
     # [T] in host memory, number of positions that each row attends to, from the start of the row's sequence; None for
     # causal attention
@@ -120,7 +120,7 @@ class Batch:
     window_pages: NDArray[np.int32] | None = None
 
     def slots_of(self, kind: AttentionKind) -> Tensor:
-        """Return each row's KV slot in the caches of layers of this kind."""
+        """Return each row's KV slot in the caches of layers with attention of `kind`."""
         return self.slots if kind.window is None or self.window_slots is None else self.window_slots
 
     def pages_of(self, windowed: bool) -> NDArray[np.int32]:

@@ -9,7 +9,7 @@ from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.state_cache import ConvCache, advance_spans
 from helexa.neuron.tensors import Device, Tensor
 
-MOST_TOKENS = 64  # maximum kernel size K in tokens; the kernels keep the inputs of K tokens on the stack
+MOST_TOKENS = 64  # maximum number K of tokens that a convolution covers; native kernels keep K inputs on the stack
 
 
 @dataclass(frozen=True)

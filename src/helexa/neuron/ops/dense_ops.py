@@ -21,7 +21,7 @@ class MatrixStore:
     """
 
     def get(self, name: str, shape: tuple[int, ...]) -> Any | None:
-        """Return the matrix `name`; None without a matrix of this name and shape."""
+        """Return the matrix `name`; None if no matrix with this name and shape is stored."""
         return None
 
     def add(self, name: str, matrix: Any) -> None:
@@ -101,9 +101,9 @@ class DenseOps(ABC):
         return self.dtype
 
     def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore:
-        """Return the disk cache of a model's converted weights, which may store nothing.
+        """Return the disk cache of a model's converted weights.
 
-        Each quantization and each part of a model has its own cache.
+        Each quantization and each part of a model has its own cache. The cache of this base class stores nothing.
 
         Args:
             model: path of the model's file or folder.
@@ -166,10 +166,10 @@ class DenseOps(ABC):
 
     @abstractmethod
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
-        """Return T tokens' embeddings, weight rows times `factor`, float32 [T, hidden].
+        """Return the embeddings of T tokens times `factor`, float32 [T, hidden].
 
         Args:
-            matrix: embedding matrix from `matrix`, or its rows in the range `rows`.
+            matrix: result of the method `matrix` for the embedding weight, or for the rows `rows` of this weight.
             rows: range of token ids whose embeddings `matrix` contains. Other tokens get zeros. None for the whole
                 vocabulary.
         """
@@ -238,14 +238,14 @@ class DenseOps(ABC):
 
     @abstractmethod
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)`, may overwrite `out`; gates are [rows, 1]."""
+        """Return `out + x * sigmoid(gate)`; may overwrite `out`; `gate` is [rows, 1]."""
 
     def add_scaled(self, x: Tensor, delta: Tensor, factor: float) -> Tensor:
         """Return `(x + delta) * factor`, in x; x and delta are [rows, hidden]."""
         return x.add_(delta).mul_(factor)
 
     def soft_cap(self, logits: Tensor, cap: float, bias: Tensor | None = None) -> Tensor:
-        """Return `cap * tanh(logits / cap) + bias` [rows, vocabulary], maybe in `logits`."""
+        """Return `cap * tanh(logits / cap) + bias`, [rows, V]; may overwrite `logits`."""
         # An infinite logit is a sign of an error, but tanh would make it finite. `logits * 0` makes the result NaN.
         capped = (logits / cap).tanh() * cap + logits * 0
         return capped if bias is None else capped + bias.to(capped.dtype)
@@ -266,4 +266,4 @@ class DenseOps(ABC):
 
     @abstractmethod
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [rows, hidden] over all ranks, in their order (all-reduce)."""
+        """Return the sum of x [rows, hidden] over all ranks, in rank order (all-reduce)."""

@@ -19,7 +19,8 @@ class Distributed:
     The constructor waits until all ranks of the group have called it.
 
     Args:
-        rendezvous: path of a file that does not exist yet, which all ranks of the host can write.
+        rendezvous: path of a file through which the ranks find each other. The file must not exist yet, and all ranks
+            must be able to write it.
         seconds: time limit of the constructor and of one exchange. Exchanges in a CUDA graph have no limit.
     """
 

@@ -134,9 +134,9 @@ class Mixture:
     Args:
         gate_ups: linear operator of each expert's gate and up matrices.
         downs: linear operator of each expert's down matrix.
-        clamp: parameters of the clamped activation; None for SiLU.
+        clamp: parameters of the clamped activation; None if the experts have no clamp.
         gate: function from the outputs [P, 2 * width] of `gate_ups` to the inputs of `downs`, for P pairs of a row and
-            an expert. If several ranks compute the model, it also gathers the columns of all ranks.
+            an expert. If several ranks compute the model, the function also gathers the columns of all ranks.
         gather: function that returns the output columns of all ranks, [rows, hidden], for the columns of this rank.
     """
 

@@ -168,7 +168,7 @@ def wide(x: Tensor, device: Device) -> Tensor:
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the gated delta rule with the algorithm that is faster for T tokens."""
+    """Apply the gated delta rule with the algorithm that is faster for v's T tokens."""
     algorithm = recurrent if v.shape[1] <= _FEW_TOKENS else chunked
     return algorithm(q, k, v, g, beta, state)
 
@@ -243,7 +243,7 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
 
 
 def by_chunk(x: Tensor) -> Tensor:
-    """Divide tokens [N, tokens, width] into chunks [chunks, N, CHUNK, width]."""
+    """Return the tokens x [N, tokens, width] as chunks [chunks, N, CHUNK, width]."""
     # The last chunk is padded with tokens of zeros. These tokens do not change the state, because they add nothing and
     # their decay exp(0) is 1.
     x = tensors.pad(x, (0, 0, 0, -x.shape[1] % CHUNK))

@@ -102,7 +102,9 @@ class Ops(DenseOps):
         return tensors.cat((pairs, tensors.cat((absorbed, normed[:, None]), dim=1)), dim=2)
 
     def scale_queries(self, qkv: Tensor, heads: int, positions: Tensor, temperature: QueryTemperature) -> Tensor:
-        """Return `qkv` with query heads multiplied by a factor of the row's position.
+        """Return `qkv` with query heads multiplied by a factor for each row's position.
+
+        `QueryTemperature` defines the factor.
 
         Args:
             qkv: [rows, heads + 2 * kv_heads, head_dim], as for `rotate_store`; may be changed.
@@ -117,7 +119,8 @@ class Ops(DenseOps):
         """Join queries, keys and values into `qkv` for `rotate_store`, without the gates.
 
         Args:
-            gated: [rows, heads, 2, head_dim], the query and then the gate of each head, also for `gate_heads`.
+            gated: [rows, heads, 2, head_dim], the query and then the gate of each head. `gate_heads` takes the same
+                tensor.
             kv: [rows, 2 * kv_heads, head_dim], the key heads and value heads.
         """
         return tensors.cat((gated[:, :, 0], kv), dim=1)
@@ -160,7 +163,10 @@ class Ops(DenseOps):
         """
 
     def attend_sampled(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return causal attention [rows, heads, head_dim] of only `batch.sample_rows`."""
+        """Return causal attention of the rows `batch.sample_rows`.
+
+        `queries` and the result are [rows, heads, head_dim] with only these rows.
+        """
         rows = batch.sample_rows.long()
         padded = queries.new_zeros(batch.tokens.shape[0], *queries.shape[1:])
         padded[rows] = queries
@@ -194,8 +200,8 @@ class Ops(DenseOps):
         This base class computes one expert after another. Implementations with a fused kernel override the method.
 
         Args:
-            clamp: parameters of the clamped activation of gpt-oss; None for `act`.
-            shares: division of each expert's outputs among the ranks; None if this process has the whole experts.
+            clamp: parameters of the clamped activation of gpt-oss; None for the activation `act`.
+            shares: division of each expert's outputs among the ranks; None if this process computes all outputs.
             act: gate of the experts. `WITHOUT_GATE` for experts that have no gate and compute `down(relu(up(x)) ** 2)`.
         """
         step_bytes = self.step_bytes
@@ -245,10 +251,10 @@ class Ops(DenseOps):
 
     @abstractmethod
     def sample_masked(self, logits: Tensor, masks: Masks, sampling: Sampling, last: Tensor | None = None) -> list[int]:
-        """Return a sampled token for each row with a mask, among its allowed tokens.
+        """Return a token for each row in `masks`, sampled from the row's allowed tokens.
 
-        The random numbers differ from those of `sample`, because `sample` has already drawn a token for each of these
-        rows, which the grammar has rejected.
+        The random numbers differ from those of `sample`: `sample` has already drawn a token for each of these rows, and
+        the grammar has rejected this token.
         """
 
     @abstractmethod

@@ -28,7 +28,7 @@ class Field(NamedTuple):
 
 
 def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
-    """Return a header's constants by name, and the fields of its structs by name.
+    """Return a header's constants by name, and the fields of each struct by its name.
 
     Raises:
         ValueError: the header contains an unsupported line; the message quotes the line.
@@ -49,12 +49,16 @@ def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
 
 
 def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Return the matches of `pattern` that, one after another, cover all of `text`."""
+    """Return the matches of `pattern` that, one after another, cover all of `text`.
+
+    Raises:
+        ValueError: a part of `text` does not match.
+    """
     text, end, matches = text.rstrip(), 0, list[re.Match[str]]()
     while end < len(text):
         match = pattern.match(text, end)
         if match is None:
-            raise ValueError(f"kernels.h: cannot read {text[end:].strip().splitlines()[0]!r}")
+            raise ValueError(f"kernels.h: cannot read the declaration {text[end:].strip().splitlines()[0]!r}")
         matches.append(match)
         end = match.end()
     return matches

@@ -95,8 +95,8 @@ class NormOp(Protocol):
 class HeadNorms:
     """The RMS norms of query and key heads of dimension D."""
 
-    query: Tensor  # float32 [D], norm weight of each query head
-    key: Tensor  # float32 [D], norm weight of each key head
+    query: Tensor  # float32 [D], norm weight that all query heads share
+    key: Tensor  # float32 [D], norm weight that all key heads share
     eps: float  # epsilon of the norms
     values: bool = False  # whether each value head is normalized, too, with a weight of 1
     last: bool = False  # whether the norms are applied after RoPE. If False, they are applied before RoPE.
@@ -119,7 +119,7 @@ class NoNorm:
         self._dtype = dtype  # dtype of the result
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [rows, hidden] in place, and return x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return x as `dtype`."""
         if delta is not None:
             x += delta
         return x.to(self._dtype)

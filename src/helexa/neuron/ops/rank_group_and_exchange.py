@@ -29,7 +29,7 @@ class RankGroup:
     """The place of this process among the ranks that compute one model."""
 
     rank: int = 0  # number of this process, from 0. Rank 0 schedules and samples.
-    count: int = 1
+    count: int = 1  # number of ranks in the group
     # Whether the ranks divide some matrices by columns (row-parallel layers) and add their partial results, which
     # changes the order of additions. If False, the ranks divide all matrices by rows and only gather results.
     adds_results: bool = False
@@ -42,7 +42,7 @@ SINGLE = RankGroup()  # A model that one process computes alone
 class RowRange:
     """A contiguous range of a tensor's rows that one rank holds.
 
-    Arguments with the name `columns` are ranges of columns.
+    An argument with the name `columns` is a range of columns instead.
     """
 
     # first row, and the row after the last row

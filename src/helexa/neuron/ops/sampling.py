@@ -46,8 +46,8 @@ class Adjustments(msgspec.Struct, frozen=True):
     # int32 [3 * S + 1], for S rows. The adjustments of kind k of row r have the indexes from `starts[k * S + r]` to
     # `starts[k * S + r + 1]` (exclusive). Empty if N is 0.
     starts: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
-    # int32 [N], the token id of each adjusted logit. A negative token id is a placeholder for a token that is not known
-    # yet. It is an index into the tokens that the previous step samples: -1 is the last of them.
+    # int32 [N], the token id of each adjusted logit. A negative number is a placeholder for a token that is not known
+    # yet. The placeholder is an index into the tokens that the previous step samples; -1 is the last of these tokens.
     tokens: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     # float32 [N], the operand of each adjustment, for example the number to add
     values: NDArray[np.float32] = msgspec.field(default_factory=lambda: np.empty(0, np.float32))
@@ -92,7 +92,10 @@ def upload(array: NDArray[Any], device: Device) -> Tensor:
 
 
 def settings_of(sampling: Sampling, again: bool = False) -> Settings:
-    """Return the sampling parameters of S rows, with their random numbers."""
+    """Return the parameters of `sampling` with a random number for each row.
+
+    All parameters of a greedy row are 0. `again` is as for `uniforms`.
+    """
     settings = np.zeros((5, len(sampling.seeds)), np.float32)
     drawn = sampling.filters[:, 0] > 0
     if drawn.any():
@@ -156,7 +159,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def sample_masked(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:
-    """Return a sampled token for each row with a mask, among its allowed tokens.
+    """Return a token for each row in `masks`, sampled from the row's allowed tokens.
 
     `settings` has one column per row in `masks`, in the same order.
     """

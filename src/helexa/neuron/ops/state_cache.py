@@ -26,7 +26,7 @@ class ConvCache:
             tensor[target] = tensor[source]
 
     def clear(self, slot: int) -> None:
-        """Set the recurrent state in a slot to zero, as at the start of a sequence."""
+        """Set the recurrent state in the slot `slot` to zero, for a new sequence."""
         for tensor in self.parts():
             tensor[slot] = 0
 

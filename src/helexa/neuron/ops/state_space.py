@@ -150,7 +150,7 @@ class StateSpace:
 
 
 def scan(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor:
-    """Apply the state-space scan with the algorithm that is faster for T tokens."""
+    """Apply the state-space scan with the algorithm that is faster for x's T tokens."""
     algorithm = recurrent if x.shape[1] <= _FEW_TOKENS else chunked
     return algorithm(x, b, c, g, state)
 

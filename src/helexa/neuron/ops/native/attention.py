@@ -30,7 +30,7 @@ class Tile(NamedTuple):
     rows: int  # number of rows
     position: int  # position of the first row in its sequence
     pages: int  # index in `AttentionPlan.pages` of the sequence's first page number
-    first_segment: int  # first segment of positions that the tile attends to
+    first_segment: int  # index of the first segment that the tile attends to
     segments: int  # number of segments that the tile attends to
     partial: int  # index of the partial result that the tile writes; -1 if the tile computes the final output
     seen: int = 0  # number of positions that every row of the tile attends to; 0 for causal attention
@@ -43,8 +43,8 @@ class Split(NamedTuple):
     """
 
     row: int  # index of the row in the batch
-    partial: int  # index of the first partial result
-    segments: int  # number of partial results
+    partial: int  # index of the row's first partial result
+    segments: int  # number of the row's partial results
 
 
 class AttentionPlan:
@@ -90,7 +90,8 @@ class AttentionPlan:
         """
         # Captured graphs contain the address of this memory, so the memory is allocated once.
         if (heads, dim) not in self._partials:
-            # The operating system provides a memory page of `np.zeros` when a kernel first writes to the page.
+            # The operating system allocates a page of `np.zeros` only when a kernel first writes to the page, so unused
+            # memory costs nothing.
             partials = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)
             self._partials[heads, dim] = tensors.from_numpy(partials)
         return self._partials[heads, dim]
@@ -133,7 +134,7 @@ class AttentionPlan:
         _fill(self.pages, pages)
 
     def _with_ends(self, span: Span, ends: NDArray[np.int32], first_page: int) -> Iterator[Tile]:
-        """Yield the tiles of a span with the given `Batch.attention_ends`."""
+        """Yield the tiles of a span; `ends` are its rows' `Batch.attention_ends`."""
         start, count = 0, len(ends)
         while start < count:
             position, seen = span.prefix + start, int(ends[start])
@@ -191,13 +192,13 @@ class PagedAttention:
         return tensors.frombuffer(memory, dtype=tensors.uint8).view(pages, kv_heads, size // kv_heads)
 
     def format_of(self, cache: Tensor, dim: int) -> dict[str, bool]:
-        """Return the arguments of kernels that describe the format of a KV cache."""
+        """Return the kernel arguments for the format of `cache` with head width `dim`."""
         keys_only = cache.shape[2] == self.page_bytes(1, dim, values=False)
         return {"narrow": self._kv_bits == 8 and not keys_only, "keys_only": keys_only}
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, sampled: bool) -> Tensor:
         """Return causal attention (see `Ops.attend` and `Ops.attend_sampled`)."""
-        assert batch is self._batch, "attention outside `run`"
+        assert batch is self._batch, "attention for another batch than that of the running `NativeOps.run`"
         (rows, heads, dim), cached_heads = queries.shape, cache.shape[1]
         formats = self.format_of(cache, dim)
         kv_heads = cached_heads * _parts_of_group(heads // cached_heads, formats["keys_only"])

@@ -94,7 +94,10 @@ class CapturedGraph:
 
 
 class Graphs:
-    """The captured forward passes, by number of rows, sampled rows and inputs."""
+    """The captured forward passes, by three numbers that describe the shape of a pass.
+
+    The numbers are: rows (tokens) of the batch, rows whose tokens are sampled, and tensors in `inputs` (see `run`).
+    """
 
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
@@ -177,11 +180,11 @@ class Graphs:
     def _check(
         self, inputs: Sequence[Tensor], forward: Callable[[], Tensor], restore_states: Callable[[], None]
     ) -> tuple[CapturedGraph, Tensor, bool]:
-        """Return a new graph, its result, and whether `forward` has the same result."""
+        """Return a new graph, its result, and whether `forward` returns an equal result."""
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]
         # If the model also computes outside the native kernels, the graph lacks this work. To make the graph's result
-        # differ in this case, the graph is captured with other inputs and with free memory filled with NaN.
+        # differ in this case, the graph is captured with other values in `inputs` and with NaN in free memory.
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value == 0)
         self._workspace.spoil()

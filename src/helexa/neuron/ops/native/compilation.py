@@ -79,7 +79,7 @@ def prebuilt_library() -> Path | None:
 
 
 def processor_flags() -> set[str]:
-    """Return the flags in `/proc/cpuinfo` that all cores have; empty if unknown."""
+    """Return the flags in `/proc/cpuinfo` that all cores have; empty if unreadable."""
     try:
         lines = _CPU_INFO.read_text().splitlines()
     except OSError:

@@ -26,7 +26,7 @@ class SpanList:
         """Replace the contents of both tensors with the spans of `batch`."""
         spans = batch.span_list
         if not len(self.spans):
-            # all batches have the same capacity
+            # allocated only once, because all batches have the same capacity
             self.spans = tensors.zeros(batch.capacity.sequences, 5, dtype=tensors.int64)
         self.count.numpy()[0] = len(spans)
         self.spans.numpy()[: len(spans)] = [
@@ -80,7 +80,7 @@ class NativeShortConvolution:
 class NativeStateSpace:
     """Operator of a Mamba-2 layer on native kernels; implements `ScanOp`.
 
-    `NativeOps.unsupported_shape` checks the widths of heads and states.
+    `NativeOps.unsupported_shape` checks whether the kernels support the widths of heads and states.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class NativeStateSpace:
     ) -> Tensor:
         """Apply the layer to the T rows of a step, and update `cache` (see `ScanOp`)."""
         launcher, sizes, count, stride = self._launcher, self._sizes, mixed.shape[0], mixed.stride(0)
-        assert stride == z.stride(0) == steps.stride(0), "not the columns of one tensor"
+        assert stride == z.stride(0) == steps.stride(0), "z, mixed, steps must be columns of one tensor"
         spans = {"span_count": self._spans.count, "spans": self._spans.spans}
         convolved = launcher.take(count, sizes.mixed)
         launcher.launch(

@@ -50,7 +50,7 @@ class NativeDelta:
         """Apply the layer to the T rows of a step, and update `cache` (see `DeltaOp`)."""
         launcher, sizes, count = self._launcher, self._sizes, mixed.shape[0]
         heads, key_heads, stride = sizes.heads, sizes.key_heads, mixed.stride(0)
-        assert stride == z.stride(0) == b.stride(0) == a.stride(0), "not the columns of one tensor"
+        assert stride == z.stride(0) == b.stride(0) == a.stride(0), "mixed, z, b, a must be columns of one tensor"
         spans = {"span_count": self._spans.count, "spans": self._spans.spans}
         qkv = launcher.take(count, sizes.mixed)
         launcher.launch(

@@ -63,7 +63,7 @@ class Format(NamedTuple):
     group: int  # group size
     table: bool  # whether a table maps codes to values
     entries: int  # number of entries of the codebook; 0 without a codebook
-    width: int  # number of codes per entry
+    width: int  # number of codes per entry of the codebook; 0 without a codebook
     unit: DType  # dtype of the scale units
 
 
@@ -183,6 +183,9 @@ class KernelLibrary:
         """Run the concatenated instructions `graph`, and wait for the last one.
 
         The memory of all arguments must still be allocated.
+
+        Raises:
+            ValueError: `graph` has too many instructions.
         """
         count = len(graph) // INSTRUCTION_BYTES
         if self._run(graph, count):
@@ -260,7 +263,7 @@ class _Kernel:
         try:
             return self._instruction.pack(self._address, waits, *values)
         except struct.error as error:
-            raise TypeError(f"{self._name}: {error} among {arguments}") from None
+            raise TypeError(f"{self._name}: {error}; the arguments are {arguments}") from None
 
 
 class Unavailable(Exception):
@@ -281,7 +284,11 @@ def native_kernels() -> KernelLibrary:
         try:
             return KernelLibrary(ctypes.CDLL(str(path)), _digest(_LAYOUT), f"prebuilt for {path.stem}")
         except OSError as error:
-            _log.warning("prebuilt kernels not loaded path=%s error=%s; compiling them", quoted(path), quoted(error))
+            _log.warning(
+                "prebuilt kernels not loaded path=%s error=%s; compiling the kernels instead",
+                quoted(path),
+                quoted(error),
+            )
     compiler = c_compiler()
     if compiler is None:
         raise Unavailable("no C compiler found; install gcc or clang for faster answers")
@@ -308,8 +315,8 @@ def _digest(names: tuple[str, ...]) -> str:
 
 def _key(compiler: str) -> str:
     """Return a library's name: a digest of sources, compiler, flags and processor."""
-    # The digest contains the compiler's file size and time instead of its version: running the compiler would delay
-    # each start of an engine.
+    # The digest contains the size and modification time of the compiler's file, but not the compiler's version. To get
+    # the version, each start of an engine would have to run the compiler.
     program = Path(compiler).resolve()
     properties = program.stat()
     try:

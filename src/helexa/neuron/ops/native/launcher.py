@@ -81,7 +81,7 @@ class Launcher:
         return out
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [rows, hidden] over all ranks, in their order (all-reduce)."""
+        """Return the sum of x [rows, hidden] over all ranks, in rank order (all-reduce)."""
         rows, count = x.shape[0], self._ranks.count
         everything = self.gather(x, Shares.split(count, count, self._ranks.rank).times(x.shape[1]))
         places = tensors.arange(rows * count).view(rows, count)

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the native kernels, with a few calls for all experts."""
+"""Mixtures of experts on native kernels, with a few kernel calls for all experts."""
 
 from collections.abc import Sequence
 

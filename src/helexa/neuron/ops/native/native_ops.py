@@ -126,7 +126,7 @@ class NativeOps(Ops):
             return f"Mamba-2 states of {state} numbers are larger than {MAX_DIM}"
         for layer_dim in (dim, config.get("global_head_dim") or dim):  # some layers of Gemma 4 have larger heads
             if layer_dim % (2 * LANES):
-                return f"heads of {layer_dim} are not a multiple of {2 * LANES}"
+                return f"heads of {layer_dim} numbers are not a multiple of {2 * LANES}"
             if layer_dim > MAX_DIM:
                 return f"heads of {layer_dim} are larger than {MAX_DIM}"
         return None
@@ -157,7 +157,9 @@ class NativeOps(Ops):
     def head_linear(self, matrices: Sequence[PackedMatrix]) -> HeadLinearOp:
         # The operator uses the kernels for experts, which require one format for all matrices.
         if len({matrix.number for matrix in matrices}) > 1:
-            raise ModelFileError("the weights of attention heads have different quantization formats, expected one")
+            raise ModelFileError(
+                "the weights of one layer's attention heads have different quantization formats, expected one"
+            )
         self.step_bytes += sum(matrix.data.nbytes for matrix in matrices)
         return NativeHeadLinear(self._launcher, matrices)
 
@@ -183,7 +185,7 @@ class NativeOps(Ops):
         # The native kernels multiply all experts in one call, which requires equal formats. Otherwise, the base class
         # computes one expert after another.
         if not NativeMixture.fits(experts):
-            tensors.require_torch("experts in different formats")
+            tensors.require_torch("a mixture whose experts have different formats")
             return super().mixture(experts, routing, clamp, shares, act)
         weight_bytes = sum(matrix.data.nbytes for expert in experts for matrix in (*expert.gate_up, expert.down))
         self.step_bytes += weight_bytes * routing.top_k // len(experts)
@@ -401,7 +403,7 @@ class NativeOps(Ops):
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Return a forward pass's result, by replay of a captured graph if possible.
 
-        If no graph has this number of rows and of sampled rows, the method first captures one.
+        If no graph has the batch's number of rows and of sampled rows, the method first captures a graph.
         """
         self._attention.lay(batch)
         if self._states:

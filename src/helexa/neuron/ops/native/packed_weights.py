@@ -110,7 +110,10 @@ def quantize(
 
 
 def _numbered(library: KernelLibrary, weight: Weight) -> tuple[Format | None, int | None]:
-    """Return a weight's kernel format and number in C; (None, None) for bfloat16."""
+    """Return a weight's kernel format and its number in the C code.
+
+    The result is (None, None) if the packed matrix is bfloat16: for a plain weight or an unsupported format.
+    """
     kernel_format = _format(library, weight) if isinstance(weight, GroupwiseTensor) else None
     return kernel_format, None if kernel_format is None else library.formats[kernel_format]
 
@@ -163,7 +166,7 @@ def _is_read_as(scale: GroupScale, signed: bool) -> bool:
 
 
 def _holds(dtype: DType, unit: Tensor, exactly: bool) -> bool:
-    """Return whether `dtype` represents all numbers in `unit`, exactly or rounded."""
+    """Return whether `dtype` can represent `unit`, with rounding unless `exactly`."""
     tolerance = 0 if exactly else tensors.finfo(dtype).eps / 2
     if unit.dtype == dtype or unit.is_meta:
         return True

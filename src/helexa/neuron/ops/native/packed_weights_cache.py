@@ -66,7 +66,7 @@ _MOVE_AFTER_SECONDS = 0.5
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name before Python 3.14
 _MOVE_FLAGS = 1 | 2 | 4  # MREMAP_MAYMOVE, MREMAP_FIXED, MREMAP_DONTUNMAP
 _ALIGNMENT = 64
-_STALE_SECONDS = 3600  # age from which an unfinished file is removed, because its engine has crashed
+_STALE_SECONDS = 3600  # an unfinished file of this age is removed, because the engine that wrote it has crashed
 
 _Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of the format
 
@@ -107,7 +107,7 @@ class PackedStore(MatrixStore):
             )
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
-        """Return the matrix `name`; None without a matrix of this name and shape."""
+        """Return the matrix `name`; None if no matrix with this name and shape is stored."""
         matrix = self._matrices.get(name)
         return matrix if matrix is not None and (matrix.outputs, matrix.columns) == shape else None
 
@@ -147,13 +147,14 @@ class PackedStore(MatrixStore):
             for name, (offset, outputs, columns, number) in header.items():
                 size = self._library.packed_bytes(number, outputs, columns)
                 if offset < 0 or size <= 0 or offset + size > len(data):
-                    raise ValueError(f"{name} lies outside the file")
+                    raise ValueError(f"matrix {name} lies outside the file")
                 matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
             # If another process truncated the file, reading a lost page would end this process (SIGBUS). `finish` soon
             # reads and then copies the pages, so one check leaves little time for such a change.
             if os.fstat(file.fileno()).st_size != total:
                 raise ValueError("another process changes the file")
-        mark_used(self._path)  # not earlier, because a damaged file must be replaced, and a used file is not
+        # not earlier, because a damaged file must be replaced, and files that are marked as used are not replaced
+        mark_used(self._path)
         self._mapped = mapped
         return matrices
 
@@ -193,7 +194,11 @@ class PackedStore(MatrixStore):
             unfinished.unlink(missing_ok=True)
 
     def _free_space(self, size: int) -> None:
-        """Remove outdated files, then further files until `size` bytes fit."""
+        """Remove outdated files, then further files until a file of `size` bytes fits.
+
+        Raises:
+            OSError: the removal does not free enough space.
+        """
         for stale in self._path.parent.glob("*.partial-*"):
             with suppress(OSError):  # another engine has renamed or deleted the file; on NFS, the error is ESTALE
                 if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
@@ -237,7 +242,7 @@ class MappedWeights:
         end, used = 0, list[tuple[int, int]]()
         offsets = {tensors.address(part) - tensors.address(self.data): part.nbytes for part in parts}
         for start in sorted(offsets):
-            if 0 <= start < len(self.data):  # otherwise the matrix is not in the file
+            if 0 <= start < len(self.data):  # otherwise the part does not belong to `data`
                 used.append((end, start))
                 end = start + offsets[start]
         self._used = [*used, (end, len(self.data))]

@@ -207,9 +207,10 @@ def attend_frames(qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tupl
 
 
 def rotated_by(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the first R numbers of each head [rows, heads, head_dim] after RoPE.
+    """Return `heads` [rows, heads, head_dim], with RoPE applied to R numbers per head.
 
-    Number i forms a pair with number i + R / 2. The rotation uses float32, and the result has the dtype of `heads`.
+    RoPE rotates the first R numbers of a head, and the others stay the same. Number i forms a pair with number
+    i + R / 2. The rotation uses float32, and the result has the dtype of `heads`.
     """
     cos, sin = (table[:, None] for table in rope)  # [T, 1, R / 2]
     half = cos.shape[-1]

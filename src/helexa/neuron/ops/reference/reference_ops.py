@@ -77,7 +77,7 @@ class ReferenceOps(Ops):
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        # Plain torch has no product with quantized weights. They are dequantized once, to the activation dtype.
+        # Plain torch has no product with quantized weights. The weights are dequantized once, to the activation dtype.
         weight = (
             torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
         )
@@ -171,11 +171,11 @@ class ReferenceOps(Ops):
         self.exchange = exchange
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        assert self.exchange is not None, "the ranks are not connected"
+        assert self.exchange is not None, "several ranks need `connect` before the first forward pass"
         return self.exchange.gather(x, shares)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        assert self.exchange is not None, "the ranks are not connected"
+        assert self.exchange is not None, "several ranks need `connect` before the first forward pass"
         first, *others = self.exchange.stack(x)
         total = first.float()
         for partial in others:  # not `torch.sum`, whose order of additions depends on the shape

@@ -229,7 +229,7 @@ def _solve_chunks(
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Solve a chunk's equations for one value head, for any state S before it.
+    """Solve a chunk's equations for a value head, for any state S before the chunk.
 
     The kernel writes `wanted`, `stale`, `qk_scores`, `decay_before` and `decay_after`. The next kernel then computes,
     for the queries q of the rows:

@@ -69,12 +69,12 @@ def _unpacked(
 
 
 def dequantize(matrix: PackedMatrix, first: int, out: Tensor) -> None:
-    """Dequantize the rows of a matrix from `first` on to `out` [rows, columns]."""
+    """Dequantize matrix rows, from index `first` on; write them to `out` [rows, K]."""
     _launch(matrix, None, first, 1.0, out, _ROWS)
 
 
 def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tensor) -> None:
-    """Dequantize the matrix rows `rows`, times `factor`, to `out` [rows, columns]."""
+    """Dequantize the matrix rows `rows`; write them times `factor` to `out` [rows, K]."""
     _launch(matrix, rows, 0, factor, out, 1)
 
 

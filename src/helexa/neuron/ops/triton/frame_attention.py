@@ -45,7 +45,7 @@ def attend_frames(
 
 
 def _tile(dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
-    """Return the tile shape of long spans, smaller if masks need many registers."""
+    """Return the tile shape of `long_tile`, smaller if masks need many registers."""
     shape = long_tile(1, dim, itemsize, gpu)
     masked = dim & (dim - 1) and gpu.shared_memory < 200 * 1024
     return replace(shape, block=max(shape.block // 2, 16)) if masked else shape

@@ -278,9 +278,12 @@ class GpuOps(Ops):
             return self._torch.attend(queries, cache, batch, kind)
         if dim <= attention.widest(self.gpu) and not (self.copies_pages and attention.has_long(batch, rows)):
             return attention.attend(queries, cache, batch, kind, self.gpu)
-        # A graph is captured. Plain torch would read the batch in host memory, which a replay does not repeat.
+        # A batch with a bucket is being captured as a graph. Plain torch would read the batch in host memory, which a
+        # replay does not repeat.
         if batch.bucket:
-            raise RuntimeError(f'this GPU has no kernels for {rows} rows of heads of {dim}; use kernels = "torch"')
+            raise RuntimeError(
+                f'this GPU has no kernels for {rows} rows of heads of {dim} numbers; use kernels = "torch"'
+            )
         return self._torch.attend(queries, cache, batch, kind)
 
     def attend_frames(

@@ -43,7 +43,7 @@ class Paged:
     D.
     """
 
-    numbers: Tensor  # the cache as a tensor of its number type
+    numbers: Tensor  # the cache, viewed with the dtype of its keys and values
     scales: Tensor | None  # an 8-bit cache viewed as float32, to read its scales; None for other caches
     kv_heads: int
     head_stride: int  # distance between two heads, in numbers
@@ -216,10 +216,12 @@ def _normed(
     NORM_VALUES: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Return normalized query and key heads, and value heads, in three parts.
+    """Return query, key and value heads after their norms, in three parts.
+
+    Value heads are normalized only if NORM_VALUES.
 
     Args:
-        first, second: the first and second half of the rotated columns of several heads.
+        first, second: the first and second half of the columns that RoPE rotates, of several heads.
         unrotated: the other columns.
     """
     squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(unrotated * unrotated, 1)

@@ -127,7 +127,7 @@ def _of_best_groups(
     ranks, E,
     EXPERTS: constexpr, GROUPS: constexpr, GROUP_SLOTS: constexpr, CHOSEN_GROUPS: constexpr, SUMMED: constexpr,
 ):  # fmt: skip
-    # A rank of -3e38 is above -inf, which marks chosen experts and padding.
+    # Experts outside the best groups get the rank -3e38, which is above -inf, the mark of padding and chosen experts.
     expert, group = tl.arange(0, EXPERTS), tl.arange(0, GROUP_SLOTS)
     group_of_expert = expert // (E // GROUPS)
     group_ranks = tl.full([GROUP_SLOTS], float("-inf"), tl.float32)
@@ -239,7 +239,7 @@ class GpuMixture:
 
 
 def few(pairs: int, experts: int, chosen: int) -> bool:
-    """Return whether a batch has so few pairs that each is multiplied separately."""
+    """Return whether a batch has so few pairs that each pair is multiplied separately."""
     # In a small batch, most pairs have different experts, so tiles of several pairs per expert would save nothing.
     return pairs <= max(chosen, experts // 2)
 

@@ -26,6 +26,8 @@ _NONE = tl.constexpr(0x7FFFFFFF)
 def sample(logits: Tensor, settings: Settings) -> Tensor:
     """Return a sampled token per row, int64 [rows] on the device.
 
+    A row whose largest logit is NaN or infinite gets -1.
+
     Args:
         logits: [rows, vocabulary], any float dtype.
     """
