@@ -23,7 +23,8 @@ Key = tuple[str, str, str]  # node name, model id, and the client, or `ANY`
 State = Literal["closed", "open", "half-open"]
 
 COOLDOWN_SECS = 1.0
-# There is a breaker per node, model and client. Above this number, the oldest breakers of single clients are dropped.
+# There is a breaker per node, model and client. Above this number, the breakers of single clients that have not changed
+# for the longest time are dropped.
 MAX_BREAKERS = 1024
 
 
@@ -90,7 +91,7 @@ class Breaker:
         return replace(self, cooldown_until=max(self.cooldown_until, now + secs))
 
     def changes_at(self, now: float) -> float:
-        """Return the next time at which the state changes by itself, or infinity."""
+        """Return when the state changes by itself next; infinity if it does not."""
         change_times = [self.cooldown_until]
         if self.open_until is not None and not self.probing:
             change_times.append(self.open_until)
@@ -119,7 +120,7 @@ class Breakers:
         return (*pair, ANY) in self._breakers
 
     def began(self, pair: Pair, now: float, client: str = ANY) -> tuple[Key, ...]:
-        """Record the start of a request; return the breakers whose probe is this request.
+        """Record the start of a request; return keys of the breakers that it probes.
 
         The caller must pass these keys to `ended` after the request.
         """
@@ -149,7 +150,7 @@ class Breakers:
         return bool(keys)
 
     def failed(self, pair: Pair, now: float, client: str = ANY, *, alone: bool = True) -> State:
-        """Record a transport failure; return the state of node and model for all clients.
+        """Record a transport failure; return the state of the breaker for all clients.
 
         Args:
             alone: True if the failures of one client may open the breaker for all clients.
@@ -170,7 +171,7 @@ class Breakers:
         return frozenset(key for key, breaker in self._breakers.items() if breaker.state(now) == "open")
 
     def cooling_down(self, now: float) -> frozenset[Pair]:
-        """Return the pairs that failed or were busy within the last seconds."""
+        """Return the pairs whose cooldown after a failure, a 429 or a 503 has not ended."""
         return frozenset(
             (node, model)
             for (node, model, client), breaker in self._breakers.items()
@@ -178,7 +179,7 @@ class Breakers:
         )
 
     def changes_at(self, now: float) -> float:
-        """Return when `open` or `cooling_down` changes by itself next, or infinity."""
+        """Return when `open` or `cooling_down` changes by itself next; infinity if never."""
         return min((breaker.changes_at(now) for breaker in self._breakers.values()), default=inf)
 
     def keep(self, wanted: Callable[[Pair], bool]) -> None:

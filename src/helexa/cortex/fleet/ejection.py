@@ -7,11 +7,11 @@ response takes one strike back. No request fails because of an ejection: an ejec
 node can serve them.
 
 * An error about a request's content, such as a 400, is usually the client's fault. But if a pair has rejected the last
-  `MAX_REJECTIONS` requests to a path, the pair is suspect: requests that it rejects are then tried on another node,
-  too.
+  `MAX_REJECTIONS` requests to an API path, the pair is suspect: requests that it rejects are then tried on another
+  node, too.
 * A request may contain something that only this node cannot process. A strike therefore ejects the pair only for
   requests of the same client to the same API path. If requests of two clients give strikes, without a good response to
-  another client in between, the pair is ejected for all clients of the path.
+  another client in between, the pair is ejected for the requests of all clients to this path.
 
 No function in this module reads a clock: callers pass the time.
 """
@@ -43,7 +43,7 @@ EjectionKey = tuple[Pair, Requester]
 
 @dataclass(frozen=True)
 class Ejection:
-    """Ejection of a (node, model) pair by strikes, for one client or all, on one path.
+    """Ejection of a (node, model) pair for one client or all clients, on one API path.
 
     All times are seconds of the same clock. Each change returns a new `Ejection`.
     """
@@ -116,7 +116,7 @@ class Ejections:
     def struck(self, pair: Pair, requester: Requester, now: float) -> bool:
         """Record a strike: another node answered the same request well.
 
-        Return whether the strike began an ejection for all clients of the path.
+        Return whether the strike began an ejection for the requests of all clients to `requester.path`.
         """
         client = requester.client
         if client != ANY:
@@ -134,7 +134,7 @@ class Ejections:
     def rejected(self, pair: Pair, path: str) -> bool:
         """Record an error about a request's content; return whether the pair is suspect.
 
-        The pair is suspect if it has rejected more than `MAX_REJECTIONS` requests to the path in a row.
+        The pair is suspect if it has rejected more than `MAX_REJECTIONS` requests to the API path `path` in a row.
         """
         rejections = self._rejections[pair, path] = min(self._rejections.get((pair, path), 0), MAX_REJECTIONS) + 1
         return rejections > MAX_REJECTIONS
@@ -156,7 +156,7 @@ class Ejections:
         return frozenset(key for key, ejection in self._ejections.items() if ejection.ejected(now))
 
     def changes_at(self, now: float) -> float:
-        """Return the next time at which `ejected` changes by itself, or infinity."""
+        """Return when `ejected` changes by itself next; infinity if it does not."""
         return min((ejection.until for ejection in self._ejections.values() if ejection.until > now), default=inf)
 
     def keep(self, wanted: Callable[[Pair], bool]) -> None:

@@ -131,7 +131,7 @@ class Fleet:
         return node is not None and node.healthy
 
     def heard_at(self, name: str) -> float:
-        """Return when a node last sent data (`time.monotonic`), or -infinity."""
+        """Return when a node last sent data (`time.monotonic`); -infinity if never."""
         responses = [request.response for request in self._running.get(name, ())]
         received_at = [response.last_received_at for response in responses if response is not None]
         return max(self._heard_at.get(name, -inf), *received_at, -inf)
@@ -150,7 +150,7 @@ class Fleet:
         return current is not None and (current.endpoint, current.kind) == (node.endpoint, node.kind)
 
     def bearer(self, name: str) -> str | None:
-        """Return the API key for requests to a node, or None."""
+        """Return the configured API key for requests to a node; None without a key."""
         section = self._configured.get(name)
         return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
 
@@ -318,7 +318,10 @@ class Fleet:
             self._changed()
 
     def busy(self, name: str, model: str, secs: float = COOLDOWN_SECS) -> None:
-        """Record a 429 or 503: other nodes are preferred for at most `MAX_BUSY_SECS`."""
+        """Record a 429 or 503: other nodes are preferred for `secs` seconds.
+
+        Longer times are reduced to `MAX_BUSY_SECS`.
+        """
         if name in self._nodes:
             self._breakers.busy((name, model), self._clock(), min(secs, MAX_BUSY_SECS))
             self._changed()

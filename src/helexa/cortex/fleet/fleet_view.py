@@ -44,7 +44,9 @@ class LocalIndex:
         self._short_names = dict(short_names)
 
     def find(self, name: str) -> str | None:
-        """Return the id of the only model that `name` can mean, or None.
+        """Return the id of the only model that `name` can mean.
+
+        Return None if `name` matches no model, or several.
 
         The name is a model id, a source id, or one of these without the organization. Case does not matter. Ollama's
         tag `:latest` at the end of the name is ignored.
@@ -110,7 +112,10 @@ class Node:
 
 
 def machine_of(node: Node) -> str | None:
-    """Return the machine whose main memory a node uses; None with GPUs or if unknown."""
+    """Return the machine whose main memory holds a node's models.
+
+    Return None if the node has GPUs, or its machine is unknown.
+    """
     facts = node.discovery
     return None if facts is None or facts.devices else facts.machine
 
@@ -152,7 +157,7 @@ class FleetView:
     serves_local: bool = False  # whether the gateway loads the models in `local` on demand
 
     def holder(self, response: str) -> Node | None:
-        """Return the node that stores the response with this id, or None."""
+        """Return the node that stores the response with this id; None if no node does."""
         for node in self.nodes:
             prefix = node.health.responses if node.health is not None else None
             if prefix and response.startswith(prefix):
@@ -190,7 +195,7 @@ class FleetView:
         return self.has_model(model) or (self.serves_local and model in self.local.models)
 
     def local_model(self, node: Node, model: str) -> LocalModel | None:
-        """Return the usable files of a model on a node's disks, or None."""
+        """Return the usable files of a model on a node's disks; None without such files."""
         return self.local.models.get(model, {}).get(node.name)
 
 
@@ -218,7 +223,7 @@ def capabilities(view: FleetView, catalog: Catalog, model: str) -> list[str]:
 
 
 def nodes_without_vision(view: FleetView, model: str) -> set[str]:
-    """Return the nodes in the fleet view on which a model accepts no images."""
+    """Return the names of nodes that report that a model accepts no images."""
     reports = {node.name: node.models[model].capabilities for node in view.nodes if model in node.models}
     return {name for name, names in reports.items() if names and VISION not in names}
 
@@ -230,9 +235,12 @@ def sees_images(view: FleetView, catalog: Catalog, model: str) -> bool | None:
 
 
 def local_profile(view: FleetView, model: str, *, requested: bool = False) -> Profile | None:
-    """Return the profile to load a model from the disks of nodes in the view, or None.
+    """Return the profile to load a model from the disks of nodes in the view.
 
-    `requested` is True if an administrator requests the load. The load is then allowed even if `serves_local` is False.
+    Return None if no node has usable files of the model, or the load is not allowed.
+
+    Args:
+        requested: True if an administrator requests the load. The load is then allowed even if `serves_local` is False.
     """
     reports = view.local.models.get(model) if view.serves_local or requested else None
     if not reports:
@@ -247,7 +255,7 @@ def is_sleeping(node: Node, model: str) -> bool:
 
 
 def sleeping_profile(view: FleetView, model: str) -> Profile | None:
-    """Return the profile to wake a model that sleeps on nodes of the view, or None."""
+    """Return the profile to wake a model that sleeps on nodes; None if it does not."""
     names = [node.name for node in view.nodes if is_sleeping(node, model)]
     if not names:
         return None
@@ -255,7 +263,10 @@ def sleeping_profile(view: FleetView, model: str) -> Profile | None:
 
 
 def profile_of(view: FleetView, catalog: Catalog, model: str, *, requested: bool = False) -> Profile | None:
-    """Return the profile to load a model or to wake it where it sleeps, or None."""
+    """Return the profile to load or wake a model; None if no source has the model.
+
+    The sources are the catalog, the disks of nodes, and sleeping models.
+    """
     return catalog.profile(model) or local_profile(view, model, requested=requested) or sleeping_profile(view, model)
 
 
@@ -272,20 +283,23 @@ def same_files(view: FleetView, catalog: Catalog, model: str) -> str | None:
 
 
 def find_local(view: FleetView, catalog: Catalog, name: str) -> str | None:
-    """Return the id of the model on nodes' disks that `name` means, or None."""
+    """Return the id of the model on nodes' disks that `name` means.
+
+    Return None if the disks have no such model, or the gateway does not serve the models on disks.
+    """
     model = view.local.find(name) if view.serves_local else None
     return None if model is None else same_files(view, catalog, model) or model
 
 
 def local_ids(view: FleetView, catalog: Catalog) -> list[str]:
-    """Return the models on nodes' disks that are neither in the catalog nor loaded."""
+    """Return the ids of models on nodes' disks, neither in the catalog nor loaded."""
     if not view.serves_local:
         return []
     return [model for model in sorted(view.local.models) if same_files(view, catalog, model) is None]
 
 
 def files_of(view: FleetView, catalog: Catalog, model: str) -> LocalModel | None:
-    """Return a node's report in the fleet view about a model's files, or None."""
+    """Return a node's report about a model's files; None if no node has the files."""
     profile = catalog.profile(model)
     source = None if profile is None else profile.full_source()
     local_id = None if source is None else view.local.find(source)

@@ -136,7 +136,7 @@ class NodeClient:
             raise NodeError(f"invalid response: /models/local: {problem}; check the node's version") from None
 
     async def estimate_mb(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> int | None:
-        """Return the MB that a model's files need on a node, or None."""
+        """Return the MB of memory that a model needs on a node; None if unknown."""
         body = await self.post(endpoint, "/models/estimate", spec.json_dict(), bearer)
         return parse(_estimate, body).memory_mb
 
@@ -157,7 +157,7 @@ class NodeClient:
         status, answer = await self._call("POST", endpoint, path, POLL_TIMEOUT_SECS, body, bearer)
         if status // 100 != 2:
             reason, _ = error_reason(answer)
-            raise NodeError(reason or f"{path} answered HTTP {status}", status=status)
+            raise NodeError(reason or f"{path} answered HTTP {status}; see the node's log", status=status)
         return parse(_pull, answer)
 
     async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
@@ -192,7 +192,7 @@ class NodeClient:
         reason, details = error_reason(body)
         memory = memory_rejection(details)
         temporary = status >= 500 or details.get("kind") in _RETRYABLE_ERRORS or memory is not None
-        raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary, memory=memory)
+        raise NodeError(reason or f"the node answered HTTP {status}; see its log", temporary=temporary, memory=memory)
 
     async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
         """Unload a model if it is loaded, and return once its memory is free."""
@@ -200,7 +200,7 @@ class NodeClient:
             "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
         if status // 100 != 2 and status != 404:
-            raise NodeError(error_reason(body)[0] or f"the node answered HTTP {status}")
+            raise NodeError(error_reason(body)[0] or f"/models/unload answered HTTP {status}; see the node's log")
 
     async def clear_prefix_cache(self, endpoint: str, model: str, bearer: str | None = None) -> int:
         """Clear a model's prefix cache on a node; return the number of bytes deleted.
@@ -210,7 +210,9 @@ class NodeClient:
         path = f"/models/{quote(model, safe='')}/prefix-cache"
         status, body = await self._call("DELETE", endpoint, path, UNLOAD_TIMEOUT_SECS, None, bearer)
         if status // 100 != 2:
-            raise NodeError(error_reason(body)[0] or f"{path} answered HTTP {status}", status=status)
+            raise NodeError(
+                error_reason(body)[0] or f"{path} answered HTTP {status}; see the node's log", status=status
+            )
         return parse(_cleared, body).deleted_bytes
 
     async def sleep(self, endpoint: str, model: str, bearer: str | None = None) -> bool:
@@ -222,7 +224,7 @@ class NodeClient:
             "POST", endpoint, "/models/sleep", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
         if status // 100 != 2 and status not in (404, 405):
-            raise NodeError(error_reason(body)[0] or f"the node answered HTTP {status}")
+            raise NodeError(error_reason(body)[0] or f"/models/sleep answered HTTP {status}; see the node's log")
         return status // 100 == 2
 
     async def keep_awake(self, endpoint: str, model: str, bearer: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """Errors of calls to nodes, with their cause in words for an administrator."""
 
+import errno
 import os
 import re
 import socket
@@ -64,12 +65,13 @@ def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: boo
             secs = f"{CONNECT_TIMEOUT_SECS:.0f} s"
             return f"no connection to {endpoint} within {secs}; check that the node runs and its port is open"
         case OSError() if number := _error_number(cause):
-            return f"{os.strerror(number).lower()} at {endpoint}"
+            hint = "; check that the node runs" if number == errno.ECONNREFUSED else ""
+            return f"{os.strerror(number).lower()} at {endpoint}{hint}"
     if isinstance(error, IncompleteResponseError):
         if begun or error.is_invalid:
             return f"{endpoint} answered {path} with invalid HTTP; check the endpoint of the node"
         return f"{endpoint} closed the connection without an answer to {path}; see the node's log"
-    return f"{path} request failed: {type(cause or error).__name__}"
+    return f"the request for {path} at {endpoint} failed: {type(cause or error).__name__}; see the node's log"
 
 
 def _error_number(error: OSError) -> int:

@@ -18,10 +18,10 @@ from helexa.cortex.fleet.openai_node import OpenAINode
 log = logging.getLogger(__name__)
 
 UNSETTLED_INTERVAL_SECS = 1.0  # poll interval for failing nodes and recovering models, so that they return soon
-MAX_BACK_OFF = 30  # maximum factor of `UNSETTLED_INTERVAL_SECS`
+MAX_BACK_OFF = 30  # maximum factor by which failed polls lengthen the poll interval of a node
 MAX_BUSY_INTERVAL_SECS = 60.0  # longest interval for nodes that are too busy to answer polls
-WATCHED_INTERVAL_SECS = 1.0  # shortest interval between two polls of a node while clients watch the fleet
-MAX_WATCHED_POLLS_PER_SEC = 50.0  # maximum for all nodes together while clients watch
+WATCHED_INTERVAL_SECS = 1.0  # shortest interval between two polls of a node during `watched`
+MAX_WATCHED_POLLS_PER_SEC = 50.0  # maximum for all nodes together during `watched`
 REFRESH_SECS = 1.0  # `refresh` polls only nodes whose last poll is older
 REFRESH_TIMEOUT_SECS = 2.0
 
@@ -48,7 +48,10 @@ class Poller:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Poll the nodes more often during the `with` block, in which a client watches."""
+        """Poll the nodes more often until the end of the `with` block.
+
+        The caller enters the block for each client that reads `/api/events`, which reports changes of the nodes.
+        """
         self._watchers += 1
         self._watched.set()
         try:
@@ -107,7 +110,7 @@ class Poller:
             NodeError: the request failed.
         """
         node = self._fleet.node(name)
-        # A node without this field does not report the models on its disks.
+        # A node whose health lacks `local_revision` does not report the models on its disks.
         if node.health is None or node.health.local_revision is None:
             return
         if forced or time.monotonic() - self._local_at.get(name, -inf) >= REFRESH_SECS:
@@ -192,7 +195,7 @@ class Poller:
                 await self._fleet.emptied(name)
 
     async def _pause(self, node: Node) -> None:
-        """Wait until the next poll is due. The wait becomes shorter when a client watches."""
+        """Wait until the next poll is due. The wait is shorter during `watched`."""
         pause = pause_secs(node, self.interval_secs, random.random())
         count = len(self._fleet.view().nodes)
         watched_pause = min(pause, max(WATCHED_INTERVAL_SECS, count / MAX_WATCHED_POLLS_PER_SEC))

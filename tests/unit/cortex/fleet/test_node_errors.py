@@ -22,7 +22,7 @@ async def failure(endpoint: str) -> str:
 async def test_poll_error_names_a_refused_connection_or_an_unknown_host() -> None:
     for host in ("127.0.0.1", "localhost"):  # localhost has two addresses on many machines
         url = f"http://{host}:{free_port()}"
-        assert await failure(url) == f"connection refused at {url}"
+        assert await failure(url) == f"connection refused at {url}; check that the node runs"
     assert await failure("http://no-such-node.invalid") == (
         "the host name of http://no-such-node.invalid cannot be resolved; check the name and the DNS"
     )
