@@ -31,7 +31,8 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
 def _chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the chat request's fields for Anthropic's `tool_choice`.
 
-    These are `tool_choice` and, if parallel calls are disabled, `parallel_tool_calls`. Without tools, there are none.
+    The fields are `tool_choice` and, if parallel calls are disabled, `parallel_tool_calls`. Without tools or a choice,
+    the result is empty.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: the choice is malformed, or names a tool that is not in `tools`.

@@ -155,7 +155,7 @@ def dynamics(view: FleetView, report: LoadReport) -> defaultdict[str, Dynamics]:
 
 
 def node_entry(node: Node, state: Dynamics) -> Entry:
-    """Return the entry of one node."""
+    """Return the entry of one node in `/api/nodes`."""
     entry: Entry = {
         "name": node.name,
         "endpoint": node.endpoint,

@@ -167,7 +167,10 @@ class BackendAnswer:
         return events
 
     def _events(self, stream: BackendStream, data: bytes) -> bytes:
-        """Convert the next bytes of the stream; empty bytes are its end. Sets `_ended`."""
+        """Convert the next bytes of the stream, and set `_ended`.
+
+        Empty `data` means the end of the stream.
+        """
         events = stream.feed(data) if data else stream.finish()
         self._ended = stream.ended and stream.failure is None
         return events
@@ -215,8 +218,8 @@ _MAX_ERROR_BYTES = 64 << 10
 class NativeResponses:
     """A backend's own answer to a request of the Responses API, as a `NodeResponse`.
 
-    The body stays as it is, except that the original names of functions replace the short names. It must not be empty
-    or a web page, and a stream must have its last event.
+    The body stays as it is, except that the original names of functions replace the short names. The body must not be
+    empty or a web page, and a stream must have its last event.
 
     Args:
         response: the backend's response.

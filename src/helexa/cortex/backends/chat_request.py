@@ -47,7 +47,8 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
 
     * The arguments of tool calls become JSON text, and functions without parameters get an empty schema.
     * A signature that the id of a tool call carries moves to `extra_content`.
-    * Images in tool messages move to a user message after them, because OpenAI's API allows only text there.
+    * Images in tool messages move to a user message after them, because OpenAI's API allows only text in
+      tool messages.
     * Content that is a list of text parts becomes one string, which all servers accept.
     * Without tools, `tool_choice` is left out, because vLLM and OpenAI's API reject it.
     * The template variables `add_generation_prompt` and `continue_final_message` become fields, as in vLLM and SGLang.
@@ -163,7 +164,8 @@ def _messages(messages: list[dict[str, Any]], refused: Collection[str]) -> list[
 def _image_message(images: list[dict[str, Any]], following: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return a user message with `images`, and then the message `following`.
 
-    If `following` is also a user message, its content is appended to the message with the images.
+    If `following` is also a user message, its content is appended to the message with the images. Without images, the
+    result is empty.
     """
     if not images:
         return []

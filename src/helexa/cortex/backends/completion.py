@@ -15,7 +15,7 @@ _CACHED = ("prompt_cache_hit_tokens", "cached_tokens")  # names of the cached to
 
 
 def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the token counts of a backend's completion or chunk, or None."""
+    """Return the token counts of a backend's completion or chunk; None without counts."""
     # Counts of 0 for both prompt and answer are treated as missing: some backends send zeros always, or until the end.
     # A well-formed `usage` object is returned unchanged.
     choices = body.get("choices")
@@ -30,7 +30,10 @@ def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def other_counts(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return token counts that llama.cpp or Ollama report outside of `usage`, or None."""
+    """Return token counts that llama.cpp or Ollama report outside of `usage`.
+
+    Return None if `body` has no such counts.
+    """
     timings = body.get("timings")
     if isinstance(timings, dict) and "prompt_n" in timings:
         cached = _count(timings.get("cache_n")) or 0
@@ -65,7 +68,7 @@ def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _cached(usage: dict[str, Any]) -> int | None:
-    """Return the number of cached tokens, or None.
+    """Return the number of cached tokens; None if unknown.
 
     The result is also None if the number is in `prompt_tokens_details`, where OpenAI's chat API has it.
     """
@@ -90,7 +93,7 @@ def _usage(prompt: int, completion: int, cached: int = 0) -> dict[str, Any] | No
 
 
 def _count(value: Any) -> int | None:
-    """Return a token count that may be a float or a string of digits, or None."""
+    """Convert a token count, also a float or digits, to an int; None if invalid."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**_MAX_DIGITS:

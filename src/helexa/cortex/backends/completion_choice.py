@@ -91,7 +91,10 @@ def _signed(id: str, extra_content: Any) -> str:
 
 
 def split_signature(id: str) -> tuple[str, str | None]:
-    """Return the id of a backend's call without its signature, and the signature."""
+    """Return the id of a backend's call without its signature, and the signature.
+
+    The signature is None if the id contains none.
+    """
     own_id, _, signature = id.rpartition(_SIGNATURE_MARK)
     signature = signature.translate(_FROM_ID)
     signature += "=" * (-len(signature) % 4)
@@ -240,9 +243,10 @@ def _as_text(arguments: Any, *, whole: bool) -> str:
 
 
 def finish_reason(value: Any) -> str | None:
-    """Return the finish reason of a backend's choice in OpenAI's names, or None.
+    """Return the finish reason of a backend's choice in OpenAI's names.
 
-    The result is `FAILED` if the backend did not complete the answer. An unknown reason is returned unchanged.
+    Return None if `value` is not a finish reason, as in chunks before the end of a stream. The result is `FAILED` if
+    the backend did not complete the answer. An unknown reason is returned unchanged.
     """
     # SGLang may send an object, whose `type` is the finish reason.
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ _MINIMAX_STATUSES = {1002: 429, 1026: 400, 1027: 400, 1039: 400, 1041: 429, 2013
 
 
 def error_in(value: Mapping[str, Any], *, named: bool = False) -> ApiError | None:
-    """Return the error in a backend's whole completion or stream event, or None.
+    """Return the error in a backend's completion or stream event; None without one.
 
     Args:
         value: the JSON object.

@@ -32,7 +32,7 @@ def without_field(body: bytes, name: str) -> bytes:
 
 
 def output_limit(body: bytes) -> int | None:
-    """Return the output limit of a translated chat request, or None."""
+    """Return the output limit of a translated chat request; None without a limit."""
     fields = _fields.decode(body)
     raw = fields.get(OUTPUT_LIMIT) or fields.get(NEW_OUTPUT_LIMIT)
     limit = None if raw is None else orjson.loads(memoryview(raw))
@@ -67,7 +67,7 @@ def refuses_effort(error: bytes) -> bool:
 
 
 def without_effort(body: bytes) -> bytes:
-    """Set the reasoning effort `none` if a request has tools and no effort."""
+    """Return a chat request with the effort `none` if it has tools and no effort."""
     fields = _fields.decode(body)
     if "tools" not in fields or EFFORT in fields:
         return body

@@ -95,7 +95,7 @@ class Sessions:
     def of_cookie(self, headers: Headers) -> Session | None:
         """Return the session of a request's cookie, without a CSRF check.
 
-        Return None for a request of a page of another origin.
+        Return None if the request has no cookie of a valid session, or comes from a page of another origin.
         """
         token = _cookie(headers)
         session = None if token is None or _is_foreign(headers) else self._sessions.get(_digest(token))
@@ -104,7 +104,8 @@ class Sessions:
     def credential(self, headers: Headers) -> Credential | None:
         """Return the credential of the session that a request belongs to.
 
-        Return None if the request has no valid cookie, a wrong CSRF token, or comes from a page of another origin.
+        Return None if the request has no cookie of a valid session, a missing or wrong CSRF token, or comes from a page
+        of another origin.
         """
         csrf = next((value for name, value in headers if name == _CSRF_HEADER), None)
         if csrf is None:
@@ -157,11 +158,14 @@ class Console:
             raise ApiError(404, "console_disabled", "the console is disabled; to sign in, set console.enabled = true")
 
     def session(self, headers: Headers) -> Session | None:
-        """Return the session that a request's cookie names, without a CSRF check; or None."""
+        """Return the session of a request's cookie, without a CSRF check.
+
+        Return None without a valid session, and if the console is disabled.
+        """
         return self.sessions.of_cookie(headers) if self.settings.enabled else None
 
     def start_session(self, credential: Credential) -> tuple[str, Session]:
-        """Start a session of the configured length; return the cookie and the session."""
+        """Start a session of the configured length; return cookie value and session."""
         return self.sessions.start(credential, self.settings.session_hours * _SECS_PER_HOUR)
 
     @property

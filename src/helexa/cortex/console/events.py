@@ -56,7 +56,7 @@ class _Watched:
 
 
 class EventHub:
-    """Numbers all changes for `GET /api/events`: a client gets only newer changes."""
+    """Numbers all changes for `GET /api/events`, so that each client gets each once."""
 
     def __init__(
         self,
@@ -82,7 +82,11 @@ class EventHub:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count a watching client in a `with` block. Raise ApiError 503 if too many watch."""
+        """Count a client that reads the events in a `with` block.
+
+        Raises:
+            ApiError: 503 if `MAX_WATCHERS` clients read the events already.
+        """
         if self._watchers >= MAX_WATCHERS:
             raise overloaded("too many clients watch this gateway; close a console", RETRY_SECS)
         self._watchers += 1
@@ -96,7 +100,7 @@ class EventHub:
                 self._requests.clear()
 
     def publish(self, activity: Activity) -> None:
-        """Add a finished request, if any client watches."""
+        """Add a finished request, if any client reads the events."""
         if self._watchers:
             self._requests.append((activity.account_id, orjson.dumps(activity)))
             self._requests_count += 1
@@ -107,7 +111,7 @@ class EventHub:
         return self._requests_count
 
     def requests_since(self, number: int, account: str | None) -> tuple[list[bytes], int]:
-        """Return the requests after `number`, and how many were dropped.
+        """Return the finished requests after number `number`, and how many were dropped.
 
         If `account` is not None, only the requests of this account are returned.
         """
@@ -253,7 +257,7 @@ class _EventStream(Response):
         await send({"type": "http.response.body", "body": _json_event("end", problem.envelope()), "more_body": True})
 
     def _problem(self, headers: Headers) -> ApiError | None:
-        """Return why the stream must end, or None."""
+        """Return why the stream must end; None if it may continue."""
         # This method runs before every batch of events, because the key may be revoked or expire during the stream.
         try:
             principal = self._gateway.authenticator.admit(headers)

@@ -297,7 +297,7 @@ def _client(settings: OidcSection) -> Any:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the TLS settings that all clients share."""
+    """Return the TLS settings that all HTTP clients of this module share."""
     # The settings are cached, because creating them blocks the event loop for 25 ms.
     import httpx2
 
