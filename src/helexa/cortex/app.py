@@ -161,7 +161,10 @@ class HotPaths:
 
 
 def _canonical_path(path: str, known: Collection[str]) -> str | None:
-    """Return the path in `known` that a client with a wrong base URL means, or None."""
+    """Return the path in `known` that a client with a wrong base URL means.
+
+    Return None if `known` contains no such path.
+    """
     # Some clients append `/v1/messages` to their base URL, others `/chat/completions`. If the base URL wrongly ends in
     # `/v1` or wrongly lacks it, `/v1` is doubled or missing in the path. The path may also end in a slash.
     # Other doubled slashes are not corrected, because a proxy in front of the gateway may restrict paths: a path that
@@ -179,7 +182,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     """Return the ASGI application of a running gateway.
 
     Raises:
-        HelexaError: the configuration needs an extra that is not installed.
+        HelexaError: the configuration needs an extra (optional Python dependencies) that is not installed.
     """
     console = Console(gateway)
     check_extra(console.settings.oidc)

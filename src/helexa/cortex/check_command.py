@@ -32,7 +32,7 @@ class Probed:
 
     Attributes:
         models: number of models that the node lists, or None if the probe failed.
-        problem: what failed and how to fix it, or an empty string.
+        problem: what failed and how to fix it; empty if the probe succeeded.
     """
 
     models: int | None
@@ -59,7 +59,7 @@ async def _probe_node(client: NodeClient, node: NeuronSection) -> Probed:
 
 async def _explain(client: NodeClient, node: NeuronSection, bearer: str | None, error: NodeError) -> str:
     if str(error).endswith(_REJECTED):
-        fix = "set its key as 'bearer_file'" if bearer is None else "its key in the configuration is wrong"
+        fix = "set bearer_file" if bearer is None else "the bearer in the configuration is not the node's API key"
         return f"{error}; {fix}"
     if error.timed_out:
         return str(error)

@@ -228,7 +228,7 @@ class OidcSection(TermsSection):
     account_claim: str = Field(default="email", min_length=1)
     # Accounts that may sign in. `*` at the beginning matches any prefix, as in `*@example.com`.
     users: list[str] = Field(default_factory=list[str])
-    # accounts that sign in with the role `admin`, in the same format
+    # accounts that sign in with the role `admin`, in the format of `users`
     admins: list[str] = Field(default_factory=list[str])
 
     @model_validator(mode="after")
@@ -315,8 +315,8 @@ def load(path: Path | None, origins: dict[environment_variables.Keys, str] | Non
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
     Raises:
-        ConfigError: the file or the file of a key is missing, or a value is invalid. The message is one line that names
-            the key.
+        ConfigError: `path` or a `bearer_file` is missing, or a value is invalid. The message is one line that names the
+            setting.
     """
     settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX, former=_FORMER_SETTINGS, origins=origins)
     folder = Path() if path is None else path.absolute().parent

@@ -48,7 +48,7 @@ class GatewayApi:
     Attributes:
         url: base URL of the gateway, with or without /v1. The default is HELEXA_BASE_URL, or else
             http://127.0.0.1:31313.
-        former_url: former name of the option `--url`.
+        former_url: value of `--endpoint`, the former name of the option `--url`.
         key: API key, if the gateway requires one. Prefer the variable HELEXA_API_KEY, because other users of the host
             can see the options of a command.
     """
@@ -73,7 +73,7 @@ class GatewayApi:
         return self._ask("GET", path, TIMEOUT_SECS)
 
     def post(self, path: str, timeout_secs: float = TIMEOUT_SECS) -> Any:
-        """Send a POST request without a body, and return the parsed JSON.
+        """Send a POST request without a body, and return the parsed JSON of the response.
 
         Raises:
             Unreachable: the gateway did not respond within `timeout_secs` seconds, or its response is not JSON.
@@ -88,7 +88,7 @@ class GatewayApi:
         from urllib.error import HTTPError
 
         url = self.endpoint + path
-        # The opener has no handler for proxies, because the gateway's requests to nodes use none either. It has no
+        # The opener has no handler for proxies, because the gateway's requests to nodes use no proxy either. It has no
         # handler for redirects, because a redirect could send the key to another server.
         direct = request.OpenerDirector()
         for handler in (
@@ -254,7 +254,7 @@ def top(
 def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
     """Yield a new table every second.
 
-    If the gateway does not respond, yield the error above the last table.
+    If the gateway does not respond, yield the error above the previous table.
     """
     while True:
         time.sleep(_REFRESH_SECS)

@@ -44,7 +44,7 @@ class _Series:
         self.used_at = 0
 
     def forget(self, place: int) -> None:
-        """Reset the values at index `place` of the rings, before a new interval uses it."""
+        """Reset the values at index `place` of the rings, before a new interval uses them."""
         for ring in (self.tokens, self.first_token_ms, self.first_tokens, self.queued, self.running):
             ring[place] = 0.0
         self.memory_used[place] = self.memory_total[place] = math.nan
@@ -134,8 +134,9 @@ class History:
     def report(self, by: By, limit: int) -> dict[str, Any]:
         """Return the complete intervals as JSON, oldest first.
 
-        The `limit` nodes or models with the most output tokens come first. The last element, with the name None, has
-        the sums of all others. Values before the start of the gateway and of intervals without a measurement are None.
+        The `limit` nodes or models with the most output tokens come first. If there are more, a last element with the
+        name None has the sums of the others. Values before the start of the gateway and of intervals
+        without a measurement are None.
         """
         self._count_finished()
         ranked = sorted(self._series[by].items(), key=lambda item: (-sum(item[1].tokens), item[0]))
@@ -145,7 +146,7 @@ class History:
         return {"interval_secs": INTERVAL_SECS, "end": self._current * INTERVAL_SECS, "by": by, "series": series}
 
     def _values(self, series: list[_Series]) -> dict[str, list[float | None]]:
-        """Return each field of the report with its sums over `series`, oldest first."""
+        """Return each field of the report with its sums over `series` per interval."""
         tokens, waits, counted, queued, running = (
             self._sums(getattr(one, name) for one in series)
             for name in ("tokens", "first_token_ms", "first_tokens", "queued", "running")
@@ -176,7 +177,7 @@ class History:
         return [_sum_of_known(values) for values in zip(first, *others, strict=True)]
 
     def _find(self, by: By, name: str) -> _Series | None:
-        """Return the series of a name. None if the name is new and `MAX_NAMES` are known."""
+        """Return the series of `name`, or a new one. None if `MAX_NAMES` others exist."""
         known = self._series[by]
         series = known.get(name)
         if series is None and len(known) < MAX_NAMES:
@@ -217,7 +218,10 @@ def _ring(value: float) -> Ring:
 
 
 def _shares(start: float, end: float) -> list[tuple[int, float]]:
-    """Return the intervals between two Unix times, each with its fraction of the time."""
+    """Return the intervals from `start` to `end` (Unix times), each with its share.
+
+    The share is the fraction of the time from `start` to `end` that lies in the interval.
+    """
     first, last = int(start // INTERVAL_SECS), int(end // INTERVAL_SECS)
     if first == last:
         return [(first, 1.0)]
@@ -229,7 +233,7 @@ def _shares(start: float, end: float) -> list[tuple[int, float]]:
 
 
 def _memory(node: Node) -> tuple[float, float] | None:
-    """Return the used and the total memory of a node in MiB."""
+    """Return the used and the total memory of a node in MiB; None if unknown."""
     health = node.health
     if health is None:
         return None

@@ -95,7 +95,8 @@ class Gateway:
         self.config = config
         # Path of cortex.toml. None if the configuration comes only from environment variables.
         self.config_file = config_file
-        # The sections at the start. Their addresses and connection limits stay in use after a reload.
+        # The sections `[gateway]` and `[ollama]` at the start. Their addresses and connection limits stay in use after
+        # a reload.
         self._started, self._started_ollama = config.gateway, config.ollama
         self.catalog = catalog
         self.metrics = metrics

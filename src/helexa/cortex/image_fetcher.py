@@ -38,11 +38,12 @@ _IPV6_INTERNET = ipaddress.IPv6Network("2000::/3")
 
 
 def is_allowed(host: str, port: int, patterns: Collection[str]) -> bool:
-    """Return whether a pattern allows the gateway to fetch images from this host.
+    """Return whether a pattern allows image URLs with this host and port.
 
     Args:
         host: host of a URL in lower case, without brackets.
-        patterns: patterns of allowed hosts, in the format of `helexa.core.address.host_pattern`.
+        patterns: patterns of allowed hosts, in the format of `helexa.core.address.host_pattern`. A pattern without a
+            port allows the ports 80 and 443.
     """
     written_host = f"[{host}]" if ":" in host else host
     hosts = {written_host, "*"} | {f"*{host[index:]}" for index, char in enumerate(host) if char == "."}
@@ -72,9 +73,9 @@ log = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 3
 MAX_FETCHES = 16  # maximum number of images that the gateway fetches at the same time
-MAX_WAITING = 256  # maximum number of images that are being fetched or wait
+MAX_WAITING = 256  # maximum number of images that are being fetched or wait to be fetched
 
-_PARALLEL_FETCHES = 4  # maximum number for one request
+_PARALLEL_FETCHES = 4  # maximum number of images of one request that are fetched at the same time
 _REDIRECTS = (301, 302, 303, 307, 308)
 _RETRY_SECS = 2
 _HEADERS = (
@@ -105,7 +106,8 @@ class FetchMemory:
         """Reserve `size` bytes for data URLs.
 
         Raises:
-            ApiError: 413 if the images of the request are too large together. 503 if the gateway's memory is used up.
+            ApiError: 413 if the images of the request are too large together. 503 if the
+                gateway's memory for images is used up.
         """
         if self._size + size > self._max_bytes:
             raise ApiError(
@@ -136,11 +138,11 @@ class ImageFetcher:
 
         Args:
             remote: http(s) URLs of the images. Each URL has the number of its image in the request, for error messages.
-            memory: the memory of the request.
+            memory: reserves memory for the images of the request.
 
         Raises:
             ApiError: 400: a host is not allowed, or an image cannot be fetched or is not a supported file. 413: the
-                images are too large together. 503: too many images wait, or memory is used up.
+                images are too large together. 503: too many images wait, or the memory for images is used up.
         """
         if self._waiting + len(remote) > MAX_WAITING:
             raise overloaded("too many images wait to be fetched; try again", _RETRY_SECS)

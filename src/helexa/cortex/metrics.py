@@ -65,7 +65,7 @@ _MODEL_GAUGES = {
     "tok_s_prefill": "Recent prompt tokens per second",
     "tok_s_decode": "Recent completion tokens per second",
 }
-_DEVICE_GAUGES = (  # name, help text, field of the node's health report, factor from the field's unit
+_DEVICE_GAUGES = (  # name, help text, field of the node's health report, factor by which the field is multiplied
     ("memory_used_bytes", "Used memory", "vram_used_mb", 1 << 20),
     ("memory_free_bytes", "Free memory", "vram_free_mb", 1 << 20),
     ("utilization_ratio", "Utilization, 0 to 1", "utilization_pct", 0.01),

@@ -51,7 +51,7 @@ class FailedAttempts:
             raise overloaded(f"too many failed attempts to join; try again in {secs} s", secs, status=429)
 
     def failed(self, client: str) -> None:
-        """Count a failed attempt. With too many clients, forget the oldest failure."""
+        """Count a failed attempt. Above `_MAX_CLIENTS` clients, forget the oldest failure."""
         network = _network(client)
         self._failures[network] = (self._count(network) + 1, self._clock())
         self._failures.move_to_end(network)
@@ -173,12 +173,18 @@ async def prove(client: NodeClient, endpoint: str, bearer: str) -> None:
             hint = "start the node, and open its port for the gateway; --address announces another address"
             raise _unproven(f"the gateway gets no answer of a node at {endpoint} ({error}); {hint}") from None
     else:
-        raise _unproven(f"the node at {endpoint} requires no key; set its api_key")
+        raise _unproven(f"the node at {endpoint} requires no key; set api_key in its configuration")
     try:
         await client.discovery(endpoint, bearer)
         await client.models(endpoint, bearer)
     except NodeError as error:
-        raise _unproven(f"the node at {endpoint} does not accept its key ({error}); restart the node") from None
+        if error.status in (401, 403):
+            problem = "does not accept the API key that it announced"
+            hint = "restart the node, so that it uses the key in its configuration"
+        else:
+            problem = "does not report its hardware and models"
+            hint = "see the node's log"
+        raise _unproven(f"the node at {endpoint} {problem} ({error}); {hint}") from None
 
 
 async def _addresses(host: str, port: int) -> list[IPAddress]:
@@ -191,9 +197,9 @@ async def _addresses(host: str, port: int) -> list[IPAddress]:
 
 
 def _problem(address: IPAddress, scheme: str, client: IPAddress | None, invitation: Invitation) -> str | None:
-    """Return why the gateway may not connect to an address, or None."""
+    """Return why the gateway may not connect to `address`; None if it may."""
     if address.is_unspecified or address.is_multicast or address.is_link_local or address.is_reserved:
-        return f"{address} is not the address of a machine"
+        return f"{address} is not the address of a machine; announce another address with --address"
     if any(address in network for network in invitation.networks):
         return None
     is_client = address == client or (address.is_loopback and client is not None and client.is_loopback)

@@ -94,7 +94,7 @@ class Reloader:
                 await self.reload()
 
     async def reload(self) -> None:
-        """Apply the changes of configuration and catalog; log an error if one is invalid."""
+        """Apply changes of configuration and catalog; log an error if a file is invalid."""
         try:
             config, catalog, is_complete = await asyncio.to_thread(self._read)
             check_exposure(self._config, config, self._keys, is_complete=is_complete)

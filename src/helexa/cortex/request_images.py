@@ -37,7 +37,7 @@ class RemoteImage(msgspec.Struct, frozen=True):
 
     number: int  # number of the image in the request, counted from 1
     url: str  # its http(s) URL
-    detail: str | None = None  # value of `detail`, or None
+    detail: str | None = None  # value of the image's field `detail`; None if it is absent
 
 
 class CheckedImages(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ def _is_image(part: Mapping[str, Any]) -> bool:
 
 
 def _checked_url(part: Mapping[str, Any], field: str, number: int) -> tuple[str, str | None]:
-    """Check an image part, and return the image's URL and its `detail`."""
+    """Check an image part, and return its URL, and its `detail` or None if absent."""
     image = part.get("image_url")
     settings = image if isinstance(image, dict) else part
     detail = settings.get("detail")

@@ -1,6 +1,6 @@
 """The record of one request.
 
-It is filled during the request, and written to metrics and logs when the request ends.
+The record is filled during the request, and written to metrics and logs when the request ends.
 """
 
 import time
@@ -77,7 +77,8 @@ class RequestRecord(msgspec.Struct):
     def overhead(self) -> float | None:
         """Seconds of the gateway's own work before it forwarded the request.
 
-        The time for receiving the body and the time for loading the model are not included.
+        The time for receiving the body and the time for loading the model are not included. The value is None if the
+        request was not forwarded.
         """
         if self.waited is None:
             return None
@@ -86,7 +87,8 @@ class RequestRecord(msgspec.Struct):
     def end(self) -> None:
         """Set `duration`, `usage` and `failed` at the end of the response.
 
-        If the client disconnected, set `status` to 499, and estimate an unknown usage.
+        If the client disconnected, set `status` to 499. If the usage is then unknown although the request was
+        forwarded, estimate the usage.
         """
         self.duration = time.perf_counter() - self.started
         if self.meter is not None:
@@ -100,7 +102,10 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds from the request to the first content of a stream, or None."""
+        """Seconds from the request's arrival to the first content of a stream.
+
+        The value is None if the response is no stream, or has no content yet.
+        """
         if self.meter is None or self.meter.first_at is None:
             return None
         return self.meter.first_at - self.started

@@ -27,8 +27,8 @@ RETRY_OPEN = 3
 RETRY_UNREPORTED = 3
 
 _LONGEST_NAME = 64
-# Where a node has the prompt in its cache, in the order of preference. An empty string means that it is not known to
-# have the prompt.
+# Where a node has the prompt in its cache, in the order of preference. An empty string means that the node is
+# not known to have the prompt.
 _TIERS = ("memory", "disk", "")
 
 Choose = Callable[[Sequence[Node]], Node]
@@ -184,7 +184,7 @@ def prefix_name(key: bytes) -> str:
 
 
 def _tier(node: Node, model: str, name: str) -> str:
-    """Return where a node has cached the prompt with a name, an element of `_TIERS`."""
+    """Return where `node` has cached the prompt `name`: an element of `_TIERS`."""
     for load in node.health.models if node.health is not None else ():
         if load.id == model:
             return "memory" if name in load.memory_prefixes else "disk" if name in load.disk_prefixes else ""
@@ -200,7 +200,7 @@ def _ascii(name: str) -> str:
 
 
 class _Beginning(msgspec.Struct):
-    """The request fields, of all API formats, that tell the session or the prompt.
+    """The request fields, of all API formats, that identify the session or the prompt.
 
     The values are not validated.
     """

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 async def serve(
     gateway: Gateway, request: ClientRequest, response: Reply, record: RequestRecord, permit: RateLimitPermit
 ) -> None:
-    """Check a request, forward it and its response, and charge it to its key.
+    """Check a request, forward it to a node, and charge it to its key.
 
     Args:
         permit: tracks the request in the rate limits of its key. It was created before the body was read.
@@ -143,7 +143,7 @@ async def find_loadable(gateway: Gateway, name: str) -> str:
 async def _forward(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, settle: Settle | None
 ) -> None:
-    """Forward the request to a node, and to others after failures (see `may_retry`)."""
+    """Forward the request to a node, and after failures to others (see `may_retry`)."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     record.affinity_key = key
     fleet_view, requester = gateway.fleet.view(), record.requester
@@ -229,7 +229,10 @@ async def wait_for_model(
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
-    """Return the model's limits from the node with the largest context, or None."""
+    """Return the model's limits from the node with the largest context.
+
+    Return None if no node reports limits of the model.
+    """
     # A prompt that exceeds this context length cannot be served by any node.
     widest: Limit | None = None
     for node in view.nodes:

@@ -130,7 +130,7 @@ class Authenticator:
 
 
 def shown_secret(headers: Headers, of_two: Callable[[bytes, bytes], bytes] | None = None) -> bytes | None:
-    """Return the API key in `Authorization: Bearer` or `x-api-key`, or None.
+    """Return the API key in `Authorization: Bearer` or `x-api-key`; None without one.
 
     Args:
         of_two: returns the key to use if the two headers contain different keys. If `of_two` is None, different keys

@@ -97,7 +97,7 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
             raise ConfigError(f"{entry} has the same key as an earlier entry; remove one of them")
         if principals.setdefault(key.principal.key_id, key.principal) != key.principal:
             raise ConfigError(
-                f"{entry} and an earlier entry with the same key_id differ in their limits; "
+                f"{entry} and an earlier entry with the same key_id differ in account, role or limits; "
                 "make both equal, or change a key_id"
             )
     return keys

@@ -241,7 +241,10 @@ def test_api_keys_are_read_from_the_configuration() -> None:
             [{"key": "s3", "account_id": "a"}, {"key": "s3", "account_id": "b"}],
             "entry 2 ('b') has the same key as an earlier",
         ),
-        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "differ in their limits"),
+        (
+            [{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}],
+            "differ in account, role or limits",
+        ),
     ],
 )
 def test_invalid_api_keys_in_the_configuration_are_rejected(keys: list[dict[str, Any]], message: str) -> None:

@@ -93,7 +93,7 @@ async def test_node_that_does_not_require_its_announced_key_cannot_join(
     joining.key = key
     status, body = await join(gateway, await invite(gateway), joining.url)
     assert (status, body["error"]["code"]) == (422, "node_not_verified")
-    assert ("requires no key" if key is None else "does not accept its key") in body["error"]["message"]
+    assert ("requires no key" if key is None else "does not accept the API key") in body["error"]["message"]
     assert KEY not in json.dumps(body)
     assert await names(gateway) == []
 
