@@ -18,13 +18,14 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _CREDENTIALS = {b"authorization", b"x-api-key", b"cookie"}
-# `accept-encoding` is dropped so that nodes answer without compression. The gateway reads token counts in the answer.
+# `accept-encoding` is dropped, so that nodes do not compress responses, because the gateway reads their token counts.
 _REPLACED = {b"host", b"content-type", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
-# With these headers, nodes would reject requests from pages of other origins, although the gateway allows the origin.
+# Nodes reject requests with these headers from web pages of other origins, even if the gateway allows the origin.
 _BROWSER = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"sec-fetch-user"}
 _NOT_FORWARDED = _HOP_BY_HOP | _CREDENTIALS | _REPLACED | _BROWSER
 _IDENTITY_PREFIX = b"x-helexa-"
-# The gateway's `cors_origins` decides which pages may read a response, not its nodes.
+# CORS headers of nodes are dropped: only the gateway's setting `cors_origins` decides which web pages may read a
+# response.
 _CORS = {
     b"access-control-allow-origin",
     b"access-control-allow-credentials",
@@ -80,7 +81,7 @@ _ADVICE = {
 
 
 def advice(headers: Headers) -> bytes | None:
-    """Return the header `X-Helexa-Advice` for a known client, else None."""
+    """Return the value of `X-Helexa-Advice` for a client in `_ADVICE`, else None."""
     for header, value in headers:
         if header == b"user-agent":
             return _advice_for(value)

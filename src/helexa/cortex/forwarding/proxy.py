@@ -128,13 +128,15 @@ class Proxy:
                     self._fleet.busy(node, model)
                     raise NoResponse("HTTP 200 with an error", "failed", read_error(502, _json(first_chunk)))
                 # This node answers, so the request was not the cause of the errors of the nodes that were tried before.
+                # These errors therefore count against the nodes.
                 for failed_node in record.failed_nodes:
                     self._fleet.struck(failed_node, model, requester)
                 record.failed_nodes.clear()
                 try:
                     await relay(self._fleet, node_response, first_chunk, target, request, response, record, settle)
                 except ApiError as error:
-                    # Statuses below 500 are errors of the client, and 503 is an error of the ledger.
+                    # Statuses below 500 are errors of the client, and 503 is an error of the ledger. They do not count
+                    # against the node.
                     if error.status >= 500 and error.status != 503:
                         self._fleet.struck(node, model, requester)
                     raise
@@ -146,7 +148,7 @@ class Proxy:
                 node_response.close()
 
     def _thinks_by_effort(self, target: WarmRoute) -> bool:
-        """Return whether a third-party backend is Ollama with a model that can think."""
+        """Return whether the backend `target` is Ollama with a model that can think."""
         nodes = (node for node in self._fleet.view().nodes if node.name == target.node)
         info = next((node.models.get(target.model) for node in nodes), None)
         return info is not None and info.harness == "ollama" and info.reasoning is True
@@ -184,10 +186,10 @@ class Proxy:
         """Return the exception to raise after an attempt in which no response began."""
         if isinstance(error, LocalConnectError):
             log.warning(
-                "node not connected node=%s error=%s; raise the gateway's limits of file descriptors or ports",
+                "no connection opened node=%s error=%s; raise the limit of open files or of local ports on the gateway",
                 *(record.node, quoted(error)),
             )
-            return overloaded("the gateway is out of connections; try again", RETRY_LOCAL)
+            return overloaded("the gateway cannot open another connection to a node; try again", RETRY_LOCAL)
         count_failure(self._fleet, record, silent=isinstance(error, ReadTimeoutError))
         return no_connection(error, record.node)
 
@@ -218,7 +220,8 @@ class Proxy:
         try:
             return await read_chunk(self._fleet, answer, record)
         except ApiError as error:
-            # `read_chunk` has already counted a transport failure. An error in the request's content is the client's.
+            # `read_chunk` has already counted a transport failure. An error in the request's content does not count
+            # against the node.
             if isinstance(error.__cause__, UpstreamError) or error.status in CONTENT_ERRORS:
                 raise
             if last:

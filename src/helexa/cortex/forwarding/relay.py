@@ -88,7 +88,7 @@ async def relay(
         headers.append(UNBUFFERED)
     record.meter = meter = (ResponseMeter if record.api == RESPONSES else Meter)(streamed=streamed)
     meter.feed(chunk, time.perf_counter())
-    # A whole response is held back by one chunk, so that it is charged before its last bytes are sent.
+    # A response that is not a stream is held back by one chunk, so that it is charged before its last bytes are sent.
     next_chunk = None if streamed else await _next_or_settle(fleet, node_response, record, settle)
     hides_usage = streamed and request.streams_chunks and not request.includes_usage
     usage_filter = UsageFilter() if hides_usage else None
@@ -179,8 +179,8 @@ async def forward_error(
     error, outcome = for_client(node_error, record.node), error_outcome(status, node_error)
     if outcome is None and fleet.rejected(record.node, record.model, record.requester):
         outcome = "declined"  # the node is suspect: it has rejected several requests in a row
-    # For a while, the router prefers other nodes for the requests of all clients, but only if the node is busy or
-    # failed. If there is no other node for a failed request, the request itself may be the cause.
+    # `fleet.busy` makes the router prefer other nodes for a while, for the requests of all clients. After a failure
+    # with no other node left to try (`last`), the request itself may be the cause, so the node is not marked as busy.
     if status in BUSY_STATUSES or (outcome == "failed" and not last):
         fleet.busy(record.node, record.model, node_error.retry_after or COOLDOWN_SECS)
     if outcome is not None and not last:
@@ -209,7 +209,7 @@ class UsageFilter:
     # event, as OpenAI's own examples do, and would fail at a usage event.
     def __init__(self) -> None:
         self._buffer = b""
-        self._event_begun = False  # True if the beginning of the current event was already passed on
+        self._event_begun = False  # True if the beginning of the current event was already forwarded
 
     def feed(self, chunk: bytes) -> bytes:
         """Process the next bytes, and return the bytes to forward to the client now."""

@@ -39,7 +39,7 @@ class _ModelName:
 
 
 class _CheckedFields(Fields, kw_only=True):
-    # The type is not optional, because the decoder would accept null for an optional type without calling the hook.
+    # The type is not optional, because for null in an optional field, the decoder would not call `_count_model`.
     model: _ModelName = cast(_ModelName, None)
 
 
@@ -105,7 +105,10 @@ def rewrite(
     if rejected:
         for name in fields:
             if name not in rejected and name.casefold() in rejected:
-                raise invalid_body(f"'{name.casefold()}' must be written in lower case", name.casefold())
+                raise invalid_body(
+                    f"the field '{name[:100]}' is not supported; '{name.casefold()}' must be written in lower case",
+                    name.casefold(),
+                )
     replaced = {*changes, *drop}
     remaining_fields: dict[str, Any] = {
         name: value
@@ -137,7 +140,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
     stream: bool = False  # True if the client requests an event stream
     # Id of the stored response that the request continues or refers to, or None. The response is stored on one node.
     previous: str | None = None
-    translated: bool = False  # True if the gateway translated a chat request from another API
+    translated: bool = False  # True if the gateway translated a request of another API to a chat request
     stream_options: Mapping[str, Any] | None = None  # the client's stream options, or None
     metered: bool = False  # True if the gateway needs the response's token counts, because it charges them to a key
     # Maximum number of output tokens that was reserved from the key's budget. The gateway sends this limit to the node.
@@ -164,7 +167,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
     @property
     def adds_stream_options(self) -> bool:
-        """Whether the gateway adds `stream_options`, which some backends do not have."""
+        """Whether the gateway adds `stream_options`, which some backends reject."""
         return self.requests_usage and self.stream_options is None
 
     @property
@@ -178,7 +181,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
         return max(1, self.text_bytes // BYTES_PER_TOKEN + self.images.tokens)
 
     def with_images(self, body: bytes, images: PromptImages) -> "ClientRequest":
-        """Return the request with a body whose images were checked or fetched.
+        """Return the request with `body`, whose `images` were checked or fetched.
 
         The data URLs of the images no longer count as text of the prompt.
         """
@@ -208,7 +211,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
           charged, the gateway also requests a usage chunk.
 
         Raises:
-            ApiError: 400: the body cannot be serialized again, or contains `model` in other letter case.
+            ApiError: 400: the body cannot be parsed, or contains the key `model` in other letter case, such as `Model`.
         """
         changes: dict[str, Any] = {}
         removed: set[str] = set()

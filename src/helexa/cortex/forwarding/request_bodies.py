@@ -1,6 +1,7 @@
 """Receives request bodies within limits; worker processes parse large bodies.
 
-The parsing of large bodies would block the event loop. A thread would block it too, because parsing JSON holds the GIL.
+Parsing a large body would block the event loop. Parsing in a thread would block it, too, because the JSON parser holds
+the GIL.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, overloaded, service_unavailable
+from helexa.core.logs import quoted
 from helexa.http.headers import Headers, require_json
 from helexa.http.request_cycle_and_disconnects import ClientDisconnected
 
@@ -81,7 +83,7 @@ class BodyWorkers:
             ApiError: 503 because `MAX_WAITING` calls already wait for a process, or because the process died.
         """
         if self._waiting >= MAX_WAITING:
-            raise overloaded("too many large requests wait for a worker process; try again", RETRY_SECS)
+            raise overloaded(f"{MAX_WAITING} large requests already wait for a worker process; try again", RETRY_SECS)
         self._waiting += 1
         try:
             await self._free.acquire()
@@ -104,7 +106,7 @@ class BodyWorkers:
         return await self.run(work, *args, **options) if large else work(*args, **options)
 
     async def close(self) -> None:
-        """Kill all worker processes, after the last request has ended."""
+        """Kill all worker processes. Call this only after the last request has ended."""
         pool = self._pool
         if pool is None:
             return
@@ -120,13 +122,15 @@ class BodyWorkers:
     def _pool_error(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
         """Return the exception to raise after a call in the pool failed with `error`."""
         # A pool with a dead process is unusable. The next call of `run` creates a new one. `submit` raises an OSError
-        # if a process dies while it starts another one, or if the system cannot start one.
+        # if a process dies while the pool starts another process, or if the system cannot start a process.
         if not isinstance(error, BrokenProcessPool | OSError):
             return error
-        log.error("worker process for large requests died; the next large request starts another")
+        log.error(
+            "worker process for large requests died error=%s; the next large request starts another", quoted(error)
+        )
         if self._pool is pool:
             self._pool = None
-        return service_unavailable("the worker process for this request died; try again", RETRY_SECS)
+        return service_unavailable("the gateway's worker process for this request died; try again", RETRY_SECS)
 
 
 def _new_pool() -> ProcessPoolExecutor:
@@ -202,7 +206,7 @@ async def read_json_body(receive: Receive, headers: Headers) -> bytes:
 
 
 async def read_small_body(receive: Receive, headers: Headers) -> bytes:
-    """Receive a body of at most `MAX_JSON_BYTES` bytes, whatever its content type.
+    """Receive a body of at most `MAX_JSON_BYTES` bytes and any content type.
 
     Raises:
         ApiError: 400 if the client disconnects. Also the errors of `read_body`.
@@ -217,5 +221,6 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(
         413,
         "request_too_large",
-        f"the request body is larger than {limit} bytes; shorten it, or raise gateway.max_body_mb",
+        f"the request body is larger than {limit} bytes; shorten it"
+        + ("" if limit == MAX_JSON_BYTES else ", or raise gateway.max_body_mb"),
     )

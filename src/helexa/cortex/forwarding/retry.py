@@ -42,7 +42,7 @@ class NoResponse(Exception):
 
 
 def may_retry(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether another node may get the request after the failed `outcomes`.
+    """Return whether another node may get the request after attempts with `outcomes`.
 
     The result depends on how the last attempt failed:
 
@@ -81,7 +81,7 @@ def error_outcome(status: int, error: ApiError) -> Outcome | None:
 
 
 def retry_after(node_response: NodeResponse) -> int | None:
-    """Return the seconds until a retry in a `Retry-After` header, or None."""
+    """Return the seconds in the `Retry-After` header; None if absent or not a number."""
     text = next((value for name, value in node_response.headers if name == b"retry-after"), b"")
     return int(text) if text.isdigit() and len(text) < 6 else None
 

@@ -138,7 +138,7 @@ class BackendAttempt:
         return replace(self.knowledge, refused=self.knowledge.refused | new)
 
     def limited(self, body: bytes, status: int, error: bytes) -> tuple[bytes, Knowledge] | None:
-        """Return a request with an output limit that fits the context, and the knowledge.
+        """Return a body with an output limit that fits the context, and new knowledge.
 
         The result is None unless the gateway translated the request `body`, and the error states that prompt and output
         limit together exceed the context.

@@ -117,7 +117,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_count(status: int, body: bytes) -> int | None:
-    """Return the token count in a response to `POST /tokenize`, or None."""
+    """Return the token count in a response to `POST /tokenize`; None if invalid."""
     if status != 200:
         return None
     count = json_object(body).get("count")

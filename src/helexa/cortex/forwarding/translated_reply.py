@@ -18,12 +18,15 @@ _STATUSES = {"invalid_request_error": 400, "rate_limit_error": 429, "insufficien
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
-    """Return the reasoning of a chat message or delta, from one of two fields."""
+    """Return the reasoning of a chat message or delta; empty or None if it has none.
+
+    Backends use one of two names for the field.
+    """
     return message.get("reasoning_content") or message.get("reasoning")
 
 
 def first_choice(completion: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first choice of a chat completion to translate, or None."""
+    """Return the first choice of a chat completion, or None if it has none."""
     choices = completion.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     return choice if isinstance(choice, dict) else None
@@ -35,7 +38,7 @@ def call_as_text(name: str, arguments: str) -> str:
 
 
 def read_completion(status: int, body: bytes, retry_after: int | None) -> dict[str, Any]:
-    """Parse a node's whole response to translate, and return its JSON object.
+    """Parse a node's non-streaming response, and return its JSON object.
 
     Raises:
         ApiError: the node returned an error (the status is the node's status), or its response is malformed (502).
@@ -52,7 +55,7 @@ def read_completion(status: int, body: bytes, retry_after: int | None) -> dict[s
 
 
 def streamed_error(error: Any) -> ApiError:
-    """Convert the error in a node's translated stream to an `ApiError`."""
+    """Convert the value of `error` in an event of a node's stream to an `ApiError`."""
     kind = error.get("type") if isinstance(error, dict) else None
     status = _STATUSES.get(kind, 500) if isinstance(kind, str) else 500
     return read_error_value(status, {"error": error})
@@ -104,7 +107,7 @@ class StreamTranslator(ABC):
         return self._take_output()
 
     def fail(self, error: ApiError) -> bytes:
-        """End the stream with `error`, and return its last bytes, if it has not ended."""
+        """End the stream with `error`, and return its last bytes; empty if it had ended."""
         if not self._ended:
             self._end_with(error)
         return self._take_output()
@@ -115,7 +118,7 @@ class StreamTranslator(ABC):
 
     @abstractmethod
     def _read(self, event: dict[str, Any]) -> None:
-        """Append the translation of a chunk.
+        """Append the translation of one event of the node's stream.
 
         Raises:
             ApiError: the chunk is malformed (502).

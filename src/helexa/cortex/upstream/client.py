@@ -168,7 +168,7 @@ async def connect(
     Args:
         new_connection: function that returns a new connection to `origin`.
         origin: scheme, host and port of the server.
-        host: host or IP address to connect to. Certificates must be those of the origin's host.
+        host: host or IP address to connect to. The server's certificate must be valid for the origin's host.
         tls: checks the certificates of https servers.
         timeout_secs: maximum number of seconds to connect.
 

@@ -87,7 +87,7 @@ class Meter:
         return max(self.produced, content // BYTES_PER_TOKEN, 0)
 
     def usage(self) -> Usage | None:
-        """Return the token counts of the last `usage` object in the response, or None."""
+        """Return the counts of the last `usage` object; None if the response has none."""
         # Generated text that contains `"usage"` is not mistaken for this object, because JSON strings escape quotes.
         end = len(self._tail)
         for _ in range(_MAX_MENTIONS):
@@ -102,7 +102,7 @@ class Meter:
 
 
 def usage_of(value: Any) -> Usage | None:
-    """Return the token counts of a parsed `usage` object, or None.
+    """Return the token counts of a parsed `usage` object; None if it has none.
 
     The chat and completions APIs have `prompt_tokens` and `completion_tokens`. The Responses and images APIs have
     `input_tokens` and `output_tokens`.
@@ -214,7 +214,10 @@ class ResponseMeter(Meter):
         return self._failed
 
     def usage(self) -> Usage | None:
-        """Return the token counts of a complete response, or None."""
+        """Return the token counts of the response.
+
+        The result is None if the response has not ended, has no token counts, or was too long to be buffered.
+        """
         if not self._streamed and not self._too_long and self._usage is None:
             self._usage = _decode_usage(_response, self._tail)
         return self._usage
