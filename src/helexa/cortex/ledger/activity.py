@@ -187,7 +187,7 @@ async def charges(
 
 
 def _value(row: Mapping[str, Any], name: str) -> str:
-    """Return a row's value of the group `name`; for `hour`, when the hour begins."""
+    """Return a row's value of the group `name`; for `hour`, the start of the hour."""
     if name != "hour":
         return row[name]
     return datetime.fromtimestamp(row["hour"] * _HOUR_MS / 1000, UTC).strftime("%Y-%m-%dT%H:00:00Z")

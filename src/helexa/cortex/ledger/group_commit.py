@@ -31,8 +31,10 @@ T = TypeVar("T")
 
 _MAX_BATCH_REQUESTS = 512
 _SETTLE_TIMEOUT_SECS = 5.0  # a settlement waits at most this long for an unavailable database
-_ACTIVITY_BATCH_ROWS = 256  # this many rows of the activity log are written at once, fewer with the next periodic batch
-# With a write-ahead log: this many rows of reservations are written at once, fewer with the next periodic batch.
+_ACTIVITY_BATCH_ROWS = (
+    256  # this many queued rows of the activity log are written at once; fewer wait for a periodic batch
+)
+# With a write-ahead log: this many unwritten rows of reservations are written at once; fewer wait for a periodic batch.
 _LEDGER_BATCH_ROWS = 1000
 _MAX_UNWRITTEN_ROWS = 10_000  # with this many unwritten rows of reservations, each new request waits for the database
 
@@ -108,7 +110,7 @@ class GroupCommit:
             self._wal.start_batch(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, request: ReservationRequest) -> Reservation | None:
-        """Reserve tokens without the database; return None if `enqueue` is needed."""
+        """Reserve tokens without the database; if None, the caller must use `enqueue`."""
         if self._wal is None or not self._wal.complete:
             return None
         # Requests that wait for the database must not be overtaken, and the next batch must not grow without limit.
@@ -345,7 +347,9 @@ class GroupCommit:
             written = False
         if not written:
             log.warning(
-                "gateway registers again in the ledger; open reservations are charged in full until their requests end"
+                "gateway registers again in the ledger gateway=%d; open reservations are charged in full until their "
+                "requests end",
+                self.budgets.gateway,
             )
             batch.reject()
             batch.opened = []  # the database has no rows of these reservations
@@ -425,7 +429,10 @@ class GroupCommit:
         try:
             await self._retry_until_done(amend, batch, retried=DatabaseError)
         except Exception:  # a bug: the reservation stays charged in full
-            log.exception("unexpected error while charging a request; all its reserved tokens stay charged")
+            log.exception(
+                "unexpected error while charging a request request_id=%s; all its reserved tokens stay charged",
+                quoted(closing.reservation.request_id),
+            )
         closing.finish()
 
     def _next_flush(self) -> asyncio.Future[None]:

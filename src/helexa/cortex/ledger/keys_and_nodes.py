@@ -77,7 +77,7 @@ class _Store(ABC, Generic[T]):
     async def watching(self) -> AsyncIterator[None]:
         """Return a context manager that keeps calling `refresh` in the background.
 
-        As long as the database does not answer, the last known rows remain in use.
+        If `refresh` fails because the database does not answer, the rows of the last successful call remain in use.
         """
         await self.refresh()
         # `repeat` continues after any exception: if this task ended, revoked keys would stay valid.
@@ -245,7 +245,7 @@ class NodeStore(_Store[JoinedNode]):
         """Create an invitation and return it with its token, which cannot be read again.
 
         Raises:
-            ApiError: 409 if `MAX_INVITATIONS` invitations are open.
+            ApiError: 409 if `MAX_INVITATIONS` invitations are neither used nor expired.
         """
         alphabet = string.ascii_letters + string.digits
         token = TOKEN_PREFIX + "".join(secrets.choice(alphabet) for _ in range(_RANDOM_CHARS))
@@ -257,7 +257,7 @@ class NodeStore(_Store[JoinedNode]):
             await sql.execute("DELETE FROM invitations WHERE expires_at <= $1", now)
             (row,) = await sql.fetch("SELECT COUNT(*) AS count FROM invitations")
             if row["count"] >= MAX_INVITATIONS:
-                message = f"{MAX_INVITATIONS} invitations are open; wait until one of them expires"
+                message = f"{MAX_INVITATIONS} invitations are neither used nor expired; wait until one of them expires"
                 raise ApiError(409, "too_many_invitations", message)
             await sql.execute(
                 "INSERT INTO invitations (digest, hint, node, networks, expires_at) VALUES ($1, $2, $3, $4, $5)",
@@ -270,7 +270,7 @@ class NodeStore(_Store[JoinedNode]):
         return invitation, SecretStr(token)
 
     async def invitation(self, token: str) -> Invitation | None:
-        """Return the open invitation with this token, or None if there is none."""
+        """Return the invitation with this token; None if unknown, used or expired."""
         rows = await self._database.fetch(
             "SELECT * FROM invitations WHERE digest = $1 AND expires_at > $2",
             digest_of(token.encode()),
@@ -322,7 +322,7 @@ def invalid_invitation() -> ApiError:
 
 def node_exists(name: str) -> ApiError:
     """Return the 409 error for a join with the name or address of the node `name`."""
-    message = f"node '{name}' has this name or address; choose another --name, or run `cortex nodes remove` for it"
+    message = f"node '{name}' has this name or address; choose another --name, or run `cortex nodes remove {name}`"
     return ApiError(409, "node_exists", message, param="name")
 
 

@@ -134,7 +134,7 @@ class Ledger:
         if commits.retry.problem is not None:
             raise unavailable()
         if len(commits.reservations) >= MAX_WAITING:
-            raise overloaded("too many requests wait for the ledger; retry in 1 s", retry_after=1)
+            raise overloaded(f"{MAX_WAITING} requests already wait for the ledger; retry in 1 s", retry_after=1)
         request = ReservationRequest(principal, plain(request_id), plain(model), max(1, bounded(tokens)))
         reservation = commits.admit(request)
         if reservation is not None:

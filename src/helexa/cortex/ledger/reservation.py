@@ -210,7 +210,7 @@ class Closing(msgspec.Struct, eq=False):
         return self.prompt + self.completion
 
     def values(self, now: float) -> tuple[object, ...]:
-        """Return the values from `node` to `closed_ms` that a closing sets in `entries`."""
+        """Return the values of the columns `node` to `closed_ms` of the table `entries`."""
         return (
             self.node,
             self.prompt + self.completion,

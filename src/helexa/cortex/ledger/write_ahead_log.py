@@ -66,7 +66,7 @@ class WriteAheadLog:
 
     @property
     def complete(self) -> bool:
-        """True if the log lacks no record. Otherwise, `add` rejects all records."""
+        """True if no record is missing in the log. If False, `add` rejects all records."""
         return self._incomplete_batch is None
 
     def start_batch(self, gateway: int, batch: int) -> None:
@@ -130,7 +130,10 @@ class _File:
             try:
                 self._grow(end + 1)
             except OSError as error:
-                log.error("write-ahead log cannot grow error=%s; requests wait for the database", quoted(error))
+                log.error(
+                    "write-ahead log cannot grow error=%s; requests wait for the database until disk space is free",
+                    quoted(error),
+                )
                 return False
         assert self._map is not None
         # `_read` stops at the first NUL byte. The first byte of `lines` is written last, so that after a crash during
@@ -199,7 +202,8 @@ async def catch_up(path: Path, database: Database) -> None:
                 os.truncate(file, 0)
     except OSError as error:
         raise DatabaseError(
-            f"cannot read the write-ahead log next to {path}: {error.strerror}; check the permissions of its files"
+            f"cannot read the write-ahead log {path}.journal.0 or .1: {error.strerror}; "
+            "check the permissions of both files"
         ) from error
 
 

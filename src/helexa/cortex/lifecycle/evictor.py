@@ -122,7 +122,10 @@ def _is_expired(snapshot: FleetSnapshot, resident: ResidentModel) -> bool:
 
 
 def expiry(snapshot: FleetSnapshot, resident: ResidentModel) -> float | None:
-    """Return when an idle model will be unloaded (monotonic seconds), or None."""
+    """Return when an idle model will be unloaded (monotonic seconds).
+
+    None means that the model is busy, loading or pinned, has no idle limit, or could not be loaded again.
+    """
     ttl = snapshot.idle_ttl_secs(resident.model)
     if resident.busy or resident.loading or resident.rank >= PINNED_RESIDENCY or ttl == inf:
         return None

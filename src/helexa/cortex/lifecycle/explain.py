@@ -40,7 +40,7 @@ class Explanation:
     node: str | None  # the node's name; None if the request is rejected
     reason: str  # explanation of the decision
     evict: list[str]  # models to unload before the load
-    retry_after: int | None  # seconds until a retry may succeed, or None
+    retry_after: int | None  # seconds until a retry may succeed; None if unknown or if the request is not rejected
     candidates: list[Candidate]  # one entry per node
 
 

@@ -81,7 +81,7 @@ class FleetSnapshot:
     saved_prompts: Mapping[Pair, frozenset[str]] = field(default_factory=dict[Pair, frozenset[str]])
 
     def profile(self, model: str) -> Profile | None:
-        """Return the profile with which a model is loaded, or None."""
+        """Return the profile to load or wake a model with; None if the fleet has none."""
         return profile_of(self.view, self.catalog, model, requested=model in self.requested)
 
     def restricted(self, includes: Callable[[str], bool]) -> "FleetSnapshot":
@@ -132,7 +132,7 @@ class FleetSnapshot:
         ]
 
     def size_mb(self, node: Node, model: str) -> int:
-        """Return the MB that a model uses on the node, as reported, else by `needs_mb`."""
+        """Return the MB that the node reports for a model, else the result of `needs_mb`."""
         info = node.models.get(model)
         reported_mb = None if info is None else info.vram_used_mb if info.granted_mb is None else info.granted_mb
         return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model, node)
@@ -153,7 +153,10 @@ class FleetSnapshot:
         return needs_mb if node is None else max(needs_mb, self.required_mb.get((node.name, model), 0))
 
     def estimate_mb(self, model: str, node: Node | None = None) -> int | None:
-        """Return the MB that a model's files need; None if unknown or if in the catalog."""
+        """Return the MB that a model's files need.
+
+        None means that the MB are unknown, or that the catalog states the model's memory (`vram_mb`).
+        """
         profile = self.profile(model)
         if profile is not None and profile.vram_mb is not None:
             return None
@@ -175,9 +178,10 @@ class FleetSnapshot:
         return DEFAULT_RESIDENCY if profile is None else profile.residency_priority or 0
 
     def measured_load_secs(self, node: str, model: str) -> float | None:
-        """Return the model's measured load duration on the node in seconds, or None.
+        """Return the model's measured load duration on the node in seconds.
 
-        If no load on this node was measured, the result is the mean of the durations on other nodes.
+        If no load on this node was measured, the result is the mean of the durations on other nodes. The result is None
+        if no load of the model was measured on any node.
         """
         load_secs = self.load_secs.get((node, model))
         if load_secs is not None:

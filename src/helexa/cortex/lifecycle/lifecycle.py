@@ -41,7 +41,7 @@ REST_SECS = 5.0  # longest interval between decisions while no load waits for it
 SHOW_FAILURE_SECS = 600.0  # a failed load is reported until this long after its next attempt was due
 _UNLOAD_BACKOFF_SECS = 60.0
 
-ModelCallback = Callable[[str, str], None]  # callback that receives a model and a node
+ModelCallback = Callable[[str, str], None]  # callback that receives a model id and a node name
 
 PendingKey = tuple[str, str | None]  # model id, and the node that an administrator has chosen for the load
 
@@ -49,8 +49,8 @@ PendingKey = tuple[str, str | None]  # model id, and the node that an administra
 class Lifecycle:
     """Manages loads, evictions and the queue of requests that wait for loads.
 
-    The caller must run the method `run` as a background task. `loaded` and `evicted` are called with the model id and
-    the node name.
+    The caller must run the method `run` as a background task. `loaded` is called after each load, and `evicted` after
+    each unload, with the model id and the node name.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Lifecycle:
         self._history.estimates_mb[model] = max(0, estimate.result() or 0)
 
     def _target(self, pending: PendingLoad) -> WarmRoute | None:
-        """Return the node that can serve a pending load's model already, or None."""
+        """Return a route to a node that already serves the model; None if no node does."""
         view = self._fleet.view()
         if pending.node is None:
             return route(view, pending.model)
@@ -196,7 +196,7 @@ class Lifecycle:
             message = f"requests for model '{model}' still run on node '{node}'; unload it when they have ended"
             raise ApiError(409, "model_busy", message) from None
         except NodeError as error:
-            raise ApiError(502, "node_error", f"node '{node}' did not unload the model: {error}") from None
+            raise ApiError(502, "node_error", f"node '{node}' did not unload model '{model}': {error}") from None
 
     def keep(self, model: str, secs: float) -> None:
         """Unload `model` once it has been idle for `secs` seconds; never if negative.
@@ -224,7 +224,7 @@ class Lifecycle:
         self._history.forget_prompts(self._fleet.view(), (node, model))
 
     def progress(self, model: str) -> Progress | None:
-        """Return the progress of a loading or waiting model, or None."""
+        """Return the progress of a model that is loading or waits for its load, else None."""
         pending = self._pending.get((model, None))
         if pending is not None and pending.job is not None:
             return pending.job.progress()
@@ -378,7 +378,9 @@ class Lifecycle:
         # After a StillNeededError, the requests wait for the next decision.
         elif not isinstance(error, StillNeededError):
             log.error(
-                "load failed with an internal error model=%s; its requests got 500", quoted(model), exc_info=error
+                "load failed with an internal error model=%s node=%s; its requests got 500",
+                *(quoted(model), node),
+                exc_info=error,
             )
             self._resolve(pending, internal_error())
         self._drop_if_unused(pending)

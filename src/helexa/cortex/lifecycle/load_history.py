@@ -92,7 +92,9 @@ class LoadHistory:
         return is_first
 
     def forget_failures(self, model: str, node: str | None) -> None:
-        """Forget failed loads of the model, so that the next attempt starts at once."""
+        """Forget failed loads of the model, so that the next attempt starts at once.
+
+        If `node` is None, failed loads on all nodes are forgotten."""
         for pair in [pair for pair in self.failures if pair[1] == model and node in (None, pair[0])]:
             del self.failures[pair]
         for pair in [pair for pair in self.required_mb if pair[1] == model and node in (None, pair[0])]:

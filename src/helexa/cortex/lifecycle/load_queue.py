@@ -199,7 +199,7 @@ async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callab
 
     Raises:
         ApiError: 503 with Retry-After if the model is not loaded in time, or will probably take more than twice
-            `limit_secs`. If the load fails, the load's own error.
+            `limit_secs`. If the load fails, the error of the load.
     """
     expected = eta()
     # If the load will probably take too long, reject the request now. The factor 2 allows for rough estimates.

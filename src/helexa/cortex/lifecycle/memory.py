@@ -35,7 +35,7 @@ def totals(node: Node) -> dict[int, int]:
 
 
 def reading(node: Node) -> dict[int, int] | None:
-    """Return the reported free memory in MB by device index, or None.
+    """Return the free MB that a node reports, by device index; None if not reported.
 
     The result is what a new model may use: nodes subtract the memory that they have promised to their models, and apply
     their memory limit. A node that does not report this value reports the free memory of the machine.
@@ -189,7 +189,7 @@ def device_pools(profile: Profile, discovery: Discovery) -> list[DevicePool]:
 
 
 def misfit(profile: Profile, discovery: Discovery) -> str | None:
-    """Return why the memory of a node's hardware cannot hold the model, or None."""
+    """Return why a node's hardware cannot hold the model in memory; None if it can."""
     count, floor_mb = profile.min_devices, profile.min_device_vram_mb
     needs = f"needs {count} device{'s' if count > 1 else ''}" + (f" of {memory_text(floor_mb)}" if floor_mb else "")
     ranks = discovery.max_tensor_parallel

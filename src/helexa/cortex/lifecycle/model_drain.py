@@ -80,7 +80,7 @@ class Drains:
     ) -> None:
         self.fleet = fleet  # state of the nodes
         self.clock = clock  # returns monotonic seconds
-        self.warn_after = 0
+        self.warn_after = 0  # number of unloads on a node after which a warning is logged; 0 disables it
         self._client = client  # client for the nodes' management API
         self._memory = memory  # tracks the expected free memory of the nodes
         self._evicted = evicted  # called with the model id and the node name after every unload

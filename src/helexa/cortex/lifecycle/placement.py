@@ -48,8 +48,8 @@ class DelayedPlacement:
     model: str
     node: str  # name of the node that the model will probably be loaded on
     evict: tuple[str, ...]  # ids of the models that will probably be evicted before the load
-    # Latest time at which the models in `evict` may be evicted (monotonic seconds). If they become idle, they may be
-    # evicted earlier. Infinity if another load must end first.
+    # Time from which all models in `evict` may be evicted, even if requests still use them (monotonic seconds). If the
+    # models become idle, they may be evicted earlier. Infinity if another load must end first.
     until: float
 
 
@@ -154,9 +154,12 @@ def _preference(
 
 
 def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ColdPlacement | None:
-    """Return the decision to wait for a running load of the model, or None.
+    """Return the decision to wait for a running load of the model; None if none runs.
 
     The load was started by this gateway, or is reported by one of the `healthy` nodes.
+
+    Raises:
+        ApiError: 503 if the model is recovering, or if a model without a profile is loading.
     """
     fleet_view = snapshot.view
     for node in healthy:

@@ -1,4 +1,4 @@
-"""Responses of Ollama's API, translated from those of nodes: answers and streams."""
+"""Responses of Ollama's API, translated from the nodes' answers and streams."""
 
 import math
 import time
@@ -41,7 +41,7 @@ class Answer:
     """Builds the JSON objects of the response to `/api/chat` or `/api/generate`.
 
     Args:
-        translation: the request.
+        translation: the translated request of the client.
         record: the request record, which has the times of the request.
     """
 

@@ -27,7 +27,10 @@ def _whole(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return seconds from a number or text such as `5m`, `1h30m`; negative for no end."""
+    """Return the seconds of a number or of a text such as `5m` or `1h30m`.
+
+    A negative result means that the model is never unloaded. The result is None if `value` is None.
+    """
     if value is None:
         return None
     if isinstance(value, str) and len(value) <= _LONGEST_DURATION:
@@ -150,7 +153,7 @@ class GenerateRequest(_Generation):
 
 
 class EmbedRequest(WireRequest):
-    """The body of `POST /api/embed`. Without texts, it loads the model."""
+    """The body of `POST /api/embed`. Without texts, it loads or unloads the model."""
 
     input: str | list[str] | None = None
     dimensions: Annotated[Whole | None, Field(ge=0)] = None

@@ -84,7 +84,7 @@ def _text_body(request: GenerateRequest) -> Body:
 
 
 def _ignored_options(options: Options | None) -> list[str]:
-    """Return the names of Ollama's options without effect, such as `num_ctx`."""
+    """Return the names of the options that have no effect, such as `num_ctx`."""
     names = () if options is None else sorted({*options.model_fields_set, *(options.model_extra or ())})
     return [name for name in names if name not in _USED_OPTIONS and _OPTION_NAME.fullmatch(name)][:_MAX_NAMED_OPTIONS]
 
@@ -188,7 +188,8 @@ def _url(image: str) -> str:
 class _CallIds:
     """Gives tool calls ids, and finds the call that a tool message answers.
 
-    In Ollama's API, a tool message names the function that was called. In OpenAI's API, it must name the call's id.
+    In Ollama's API, a tool message names the function that was called. In OpenAI's API, the
+    tool message must contain the id of the call.
     """
 
     def __init__(self) -> None:
@@ -207,8 +208,8 @@ class _CallIds:
     def answered(self, id: str | None, name: str) -> str:
         """Return the id of the tool call that a tool message answers.
 
-        If the message has no id, it is the oldest unanswered call of the function `name`. Without such a call, it is
-        the oldest unanswered call.
+        If the message has no id, the result is the id of the oldest unanswered call of the function `name`. If there is
+        no such call, the result is the id of the oldest unanswered call of any function.
         """
         if id:
             self._open.pop(id, None)
@@ -233,7 +234,7 @@ _PATHS = frozenset({*(f"/api/{name}" for name in _NAMES), "/v1/systemone"})
 
 @dataclass(frozen=True)
 class Translation:
-    """A translated request."""
+    """A request to Ollama's API, translated to a request to OpenAI's API."""
 
     api: str  # path of the client's request
     model: str  # model name in the client's request, possibly an alias

@@ -41,7 +41,8 @@ def public(endpoint: Endpoint) -> Endpoint:
 def user(endpoint: Endpoint) -> Endpoint:
     """Require a valid key for `endpoint`, if the setting `require_auth` is true.
 
-    The wrapper sets `request.state.principal` to the account and key of the request, or to None for an anonymous one.
+    The wrapper sets `request.state.principal` to the account and key of the request, or to None if it is
+    anonymous.
     """
     return _guard(endpoint, lambda gateway, headers: gateway.authenticator.admit(headers))
 
@@ -183,7 +184,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 async def handle_database_error(request: Request, error: Exception) -> Response:
     """Log the `DatabaseError` that a route raised, and return a 503 response."""
-    log.warning("request failed on the database error=%s", quoted(error))
+    log.warning("request failed on the database path=%s error=%s", quoted(request.url.path), quoted(error))
     return _error_response_for(
         request, service_unavailable("the ledger's database does not answer; try again", _DATABASE_RETRY_SECS)
     )

@@ -133,7 +133,7 @@ def _account_filter(request: Request) -> str | None:
 
 
 def _read_number(request: Request, name: str) -> int | None:
-    """Return the value of a report's integer query parameter, or None.
+    """Return the value of an integer query parameter; None if it is absent.
 
     Raises:
         ApiError: 400 if the value is not a non-negative integer of at most 15 digits.

@@ -165,7 +165,7 @@ def _check_node(gateway: Gateway, name: str) -> None:
 
 
 async def get_explanation(request: Request) -> Response:
-    """`GET /api/explain`: respond with the current decision for a model.
+    """`GET /api/explain`: respond with the decision for a request that arrives now.
 
     The query parameter `node` restricts the decision to one node. The parameter `without` excludes a node. With
     `for_load=true`, the decision is the one for a load by an administrator, who may load any model on the disks of
@@ -211,7 +211,7 @@ async def pull_model(request: Request) -> Response:
 
 
 async def cancel_pull(request: Request) -> Response:
-    """`POST /api/models/pull/cancel`: cancel a download, which can resume."""
+    """`POST /api/models/pull/cancel`: cancel a download; a later one can resume it."""
     gateway: Gateway = request.app.state.gateway
     body = await PullCancelRequest.read(request)
     _check_node(gateway, body.node)

@@ -66,7 +66,7 @@ async def test_invitation_beyond_the_maximum_number_of_open_invitations_is_rejec
     store = NodeStore(database, lambda: now[0])
     for _ in range(2):
         await store.invite(60)
-    with pytest.raises(ApiError, match="2 invitations are open"):
+    with pytest.raises(ApiError, match="2 invitations are neither used nor expired"):
         await store.invite(60)
     now[0] += 61
     await store.invite(60)

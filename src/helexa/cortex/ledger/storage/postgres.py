@@ -27,7 +27,7 @@ _CONNECT_TIMEOUT_SECS = 5.0
 _STATEMENT_TIMEOUT_SECS = 10.0
 _QUERY_TIMEOUT_SECS = 60.0  # queries may sum many rows
 _CONNECTIONS = 8
-# SQLite's and PostgreSQL's wording in migrations; replaced in this order.
+# Pairs of SQLite's syntax in migrations and PostgreSQL's syntax, replaced in this order.
 _DIALECT = (
     (" STRICT, WITHOUT ROWID", ""),
     (" STRICT", ""),
@@ -89,7 +89,7 @@ async def open_postgres(url: str) -> Database:
 
 
 def _check_certificates(url: str) -> None:
-    """Check the files that a URL's `ssl...` parameters name."""
+    """Raise `ConfigError` if a certificate or key file in the URL cannot be used."""
     files = {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
     certificate, root = files.get("sslcert"), files.get("sslrootcert")
     for file, name in ((certificate, "sslcert"), (files.get("sslkey"), "sslkey"), (root, "sslrootcert")):
@@ -97,7 +97,7 @@ def _check_certificates(url: str) -> None:
             if file is not None:
                 Path(file).read_bytes()
         except OSError as error:
-            message = f"{file}: {name} in ledger.url cannot be read ({error.strerror}); let the server's user read it"
+            message = f"{file}: {name} in ledger.url cannot be read ({error.strerror}); let the gateway's user read it"
             raise ConfigError(message) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -140,7 +140,7 @@ def _hosts(url: str) -> list[tuple[str, int | None]]:
 
 
 class _Connector:
-    """Connects to the first host that accepts, beginning with the last used host."""
+    """Connects to the first host that accepts a connection; the last used comes first."""
 
     def __init__(self, hosts: list[tuple[str, int | None]]) -> None:
         self._hosts = hosts
@@ -148,7 +148,7 @@ class _Connector:
     # asyncpg itself can try several hosts, but with one timeout for all hosts together. A first host that drops packets
     # would use up the whole timeout.
     async def __call__(self, *args: Any, **options: Any) -> "asyncpg.Connection":
-        """Connect to the first host that accepts, with the whole timeout for each."""
+        """Connect to the first host that accepts; each host gets the whole timeout."""
         last_error: Exception | None = None
         for host, port in self._hosts:
             try:
