@@ -43,8 +43,8 @@ class PromptRequest:
     model: str
     turns: Sequence[Turn]  # messages of the conversation
     max_tokens: int  # maximum number of tokens of the response
-    # True if the request measures speed and the text of the response does not matter. If the server supports
-    # `ignore_eos`, it decodes exactly `max_tokens` tokens. The temperature is 1 if `fixed_length` is True, else 0. At
+    # True if the request measures speed and the text of the response does not matter. A server that supports
+    # `ignore_eos` then decodes exactly `max_tokens` tokens. The temperature is 1 if `fixed_length` is True, else 0. At
     # temperature 0, responses often repeat themselves. Speculative decoding of repetitions is several times as fast as
     # usual, so the measured speed would be too high.
     fixed_length: bool = False

@@ -211,7 +211,7 @@ class Sweep:
     async def _keep(
         self, connection: Connection, identity: Identity, configuration: Configuration, sample: Sample
     ) -> None:
-        """Store a sample, unless the target has changed since its start."""
+        """Store a sample, unless the target has changed since the start of the sample."""
         try:
             same = await connection.server.identity() == identity
         except TargetError:  # The load may have broken the target, so the sample is stored.

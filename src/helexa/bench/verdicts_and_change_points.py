@@ -259,7 +259,7 @@ def _segment_costs(logs: np.ndarray) -> np.ndarray:
         cost = 0.0
         for last, value in enumerate(logs[first:].tolist(), first):
             if ordered:
-                # The cost grows by the distance of the value from the interval between the middle values.
+                # The cost grows by the distance of `value` from the interval between the two middle values.
                 low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
                 cost += max(low - value, value - high, 0.0)
             insort(ordered, value)

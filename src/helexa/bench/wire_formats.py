@@ -143,9 +143,9 @@ class OpenAIChat:
         try:
             chunk = orjson.loads(event.data)
         except ValueError:
-            raise StreamError("an event of the stream is not JSON") from None
+            raise StreamError("the server sent an event that is not JSON; check the kind of the target") from None
         if not isinstance(chunk, dict):
-            raise StreamError("an event of the stream is not an object")
+            raise StreamError("the server sent an event that is not a JSON object; check the kind of the target")
         if event.event == "error" or chunk.get("error"):
             raise StreamError(error_text(chunk.get("error") or chunk))
         choices = chunk.get("choices")
@@ -247,7 +247,7 @@ class AnthropicMessages:
         try:
             payload = orjson.loads(event.data)
         except ValueError:
-            raise StreamError("an event of the stream is not JSON") from None
+            raise StreamError("the server sent an event that is not JSON; check the kind of the target") from None
         payload = mapping(payload)
         match payload.get("type"):
             case "error":

@@ -308,7 +308,7 @@ class _Site:
             yield file, text
 
     def link(self, name: str, **query: Any) -> str | None:
-        """Return the file name of a page and add it to the export.
+        """Return the file name of a page, and add the page to the export.
 
         Return None for pages that are not exported.
         """

@@ -90,7 +90,8 @@ async def _outcome_of(subject: Subject, turns: list[Turn], max_tokens: int) -> O
 class Cancel(Scenario):
     """The time from a client's disconnect until the server has released the request.
 
-    The client disconnects after three chunks, then polls the server until it no longer reports the request.
+    The client disconnects after three chunks. The benchmark then polls the server until the server no longer counts the
+    request as in flight.
     """
 
     kind: ClassVar[str] = "cancel"

@@ -98,7 +98,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def measuring(path: Path) -> Iterator[None]:
-    """Hold a file lock, so that only one process measures at a time.
+    """Hold a file lock, so that only one process at a time measures into the database.
 
     Raises:
         StoreError: another process holds the lock, or the lock file cannot be opened.
@@ -152,7 +152,7 @@ def _open_reader(path: Path) -> sqlite3.Connection:
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # locks the database, so that only one of two starting processes creates it
+    connection.execute("BEGIN IMMEDIATE")  # locks the database, so that only one of two processes creates the tables
     version = _version(connection)
     if not version:
         script = resources.files("helexa.bench.store").joinpath("schema.sql").read_text("utf-8")

@@ -86,7 +86,7 @@ class Store:
     def import_sample(
         self, configuration: Configuration, sample: Sample, key: str, score: tuple[str, float] | None
     ) -> bool:
-        """Store an imported sample and its score, if it is new.
+        """Store an imported sample and its score, if the sample is new.
 
         Args:
             configuration: benchmark configuration of the sample.
