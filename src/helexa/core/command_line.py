@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 _MAX_CHARS = 2000
 _EXPECTED = (CycloptsError, HelexaError, ImportError, OSError)
-_SHORTEST_SECRET = 4  # shorter texts could be parts of other arguments
+_SHORTEST_SECRET = 4  # shorter secrets are not hidden, because they may be parts of other arguments
 
 
 def run_program(

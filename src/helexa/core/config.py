@@ -36,7 +36,8 @@ class FormerSetting:
 
     keys: Keys  # path of the key or table in the file
     replacement: Keys | None = None  # path of the key that takes the value. None if the setting has no effect.
-    # Function that converts the former value to the value of `replacement`. If it returns None, the default applies.
+    # Function that converts the former value to the value of `replacement`. If the function returns None, the
+    # default applies.
     convert: Callable[[Any], Any] = lambda value: value
     reason: str = ""  # why the setting has no effect, for the warning. Empty if `replacement` is set.
 

@@ -29,7 +29,7 @@ _MAX_CHARS = 1000
 # `ModelFileError.advice` for a file that the operating system cannot read
 UNREADABLE_FILE = "check the permissions of the file, and its disk"
 
-# Extras that belong to one package: the package below `helexa` has the same name as its extra.
+# Extras that only the package with the same name needs: the package `helexa.acp` needs the extra `acp`.
 _EXTRAS = ("acp", "bench", "neuron")
 
 

@@ -79,7 +79,8 @@ LOW_DETAIL_TOKENS = 256  # maximum number of tokens of an image with the detail 
 
 _PIXELS_PER_TOKEN = 32 * 32  # as in Qwen models; most other models need fewer tokens per image
 _HEAD_CHARS = 64 << 10  # number of base64 characters that are decoded to find the size of an image; a multiple of 4
-# In files of cameras, the size comes after a few segments. The limit bounds the work on a file of many tiny segments.
+# In JPEG files of cameras, the segment with the image size is one of the first. The limit bounds the work on a file of
+# many tiny segments.
 _MAX_JPEG_SEGMENTS = 64
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG segments that contain the size
 

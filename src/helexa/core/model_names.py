@@ -109,7 +109,7 @@ def _is_relative_path(text: str) -> bool:
     if ":" in text or not text:
         return False
     try:
-        # A folder without a model does not count, because it may have the name of a repository by accident.
+        # A folder without a model does not count, because its path may equal the name of a repository by accident.
         path = Path(text)
         return path.is_file() or (path / "config.json").is_file() or any(path.glob("*.gguf"))
     except (OSError, ValueError):

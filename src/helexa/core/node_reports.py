@@ -256,7 +256,7 @@ class Servable(Record):
 class SamplingDefaults(Record, RecommendedSampling):  # pyright: ignore[reportGeneralTypeIssues] - is not frozen
     """In a node's report: sampling parameters that an operator sets for a model.
 
-    A request overrides them. They override the values that the model's publisher recommends.
+    A request overrides these parameters. These parameters override the values that the model's publisher recommends.
     """
 
 

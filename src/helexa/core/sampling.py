@@ -104,7 +104,7 @@ class SamplingOptions(TypedDict, total=False):
     stop: str | list[str] | None
 
 
-# The permitted range of each option that has one.
+# Permitted ranges by the name of the option. Options without a range are absent.
 BOUNDS: Mapping[str, Bounds] = {
     name: metadata
     for name, hint in get_type_hints(Sampling, include_extras=True).items()

@@ -131,7 +131,9 @@ def _client_span(
 def child_span(
     parent: "Span | None", name: str, begun: float, ended: float, attributes: Attributes | None = None
 ) -> "Span | None":
-    """Add a finished span below `parent`, which may have ended, and return it.
+    """Add a finished span below `parent`, and return the new span.
+
+    `parent` may have ended. Without tracing or without `parent`, return None.
 
     Args:
         begun, ended: times in seconds of `time.perf_counter`.

@@ -40,7 +40,7 @@ _LIST_SECONDS = 15.0
 _MOST_LISTED = 10
 _MAX_BODY_BYTES = 16 << 20
 _MAX_TEXTS = 256
-"""Number of texts in one embeddings request."""
+"""Maximum number of texts in one embeddings request."""
 
 
 class ServerClient:

@@ -83,7 +83,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         self._queued_bytes = 0
         self._stalled_bytes = 0
         self._paused = False
-        self._unread: bytes | memoryview = b""  # received data that waits until the application has read more
+        self._unread: bytes | memoryview = b""  # received data that is parsed later, because too much is buffered now
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._cycle: RequestCycle | None = None  # the request whose body is arriving

@@ -6,8 +6,8 @@ import socket
 import sys
 from collections.abc import Callable
 
-# Longer than the 60 s after which nginx and many load balancers close an idle connection. The client should close
-# first: a request that it sends while the server closes the connection fails.
+# Longer than the 60 s after which nginx and many load balancers close an idle connection. The client should close the
+# connection before the server does, because a request that arrives while the server closes the connection fails.
 KEEP_ALIVE_SECS = 75
 
 EVICTABLE_SECS = 1.0  # after a shorter idle time, the client may be about to send its next request
