@@ -55,7 +55,8 @@ class GatedDeltaNet:
                 f"linear attention with {heads} heads of {key_dim} x {value_dim} numbers needs a recurrent state of "
                 f"{self.state_bytes} bytes, over the limit of {_LARGEST_STATE}"
             )
-        mixed_width = 2 * key_heads * key_dim + heads * value_dim  # rows of the queries, keys and values of all ranks
+        # number of rows of the queries, keys and values of all ranks
+        mixed_width = 2 * key_heads * key_dim + heads * value_dim
         mixed = (
             keys.times(key_dim, 0, mixed_width),
             keys.times(key_dim, key_heads * key_dim, mixed_width),

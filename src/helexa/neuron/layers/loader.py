@@ -21,7 +21,8 @@ from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
-_SUPPRESSED = -1e4  # fits in float16; so low that a request's `logit_bias` and temperature cannot compensate it
+# Logit of suppressed tokens. It fits in float16, and a request's `logit_bias` and temperature cannot compensate it.
+_SUPPRESSED = -1e4
 
 
 class Loader:
@@ -30,8 +31,8 @@ class Loader:
     The loader rejects a tensor whose shape differs from the shape that the configuration implies.
 
     If several ranks compute the model together (see `ops.ranks`), each rank loads only its own part of most matrices.
-    The argument `ranges` of the methods states its rows (empty for all rows), and `columns` its columns (None for all
-    columns).
+    The argument `ranges` of the methods states the rows of this part (empty for all rows), and `columns` its columns
+    (None for all columns).
     """
 
     def __init__(
@@ -152,9 +153,9 @@ class Loader:
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part), ranges, columns)
 
     def transposed(self, name: str, key: str, shape: tuple[int, int], rows: RowRange) -> Any:
-        """Return the transpose of rows of a matrix [outputs, inputs], packed for products.
+        """Return the transpose of rows of a matrix [outputs, inputs], for the kernels.
 
-        `key` is a unique name of the result in the model, by which the quantization policy chooses its format.
+        `key` is a unique name of the result in the model. The quantization policy chooses the format by this name.
         """
 
         def read() -> Weight:
@@ -267,7 +268,7 @@ class Loader:
         return product if self.ranks == 1 else GatheredLinear(self.ops, product, shares)
 
     def sum_over_ranks(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
-        """Return the operator that adds the results [rows, outputs] of all ranks."""
+        """Return `product`, followed by a sum of its [rows, outputs] over all ranks."""
         return SummedOverRanks(self.ops, product)
 
     def added_once(self, bias: Tensor | None) -> Tensor | None:
@@ -279,7 +280,7 @@ class Loader:
         return self.ops.linear(matrices, bias, gate)
 
     def head_linear(self, matrices: Sequence[Any]) -> HeadLinearOp:
-        """Return the product of each head with its matrix (see `Ops.head_linear`)."""
+        """Return an operator that multiplies heads by `matrices` (see `Ops.head_linear`)."""
         return self.ops.head_linear(matrices)
 
     def mixture(
@@ -291,7 +292,9 @@ class Loader:
     def matrices(
         self, outputs: Mapping[str, Sequence[RowRange]], inputs: int, columns: RowRange | None = None
     ) -> tuple[list[Any], Tensor | None]:
-        """Read the matrices of a linear layer, and their concatenated biases (or None).
+        """Read the matrices of a linear layer, and their concatenated biases.
+
+        The biases are None if no matrix has a bias.
 
         Args:
             outputs: for each matrix, its name and the ranges of the rows to return. The tensor is `name.weight`, its
@@ -315,7 +318,7 @@ class Loader:
         return matrices, bias
 
     def vocab_size(self, name: str) -> int:
-        """Return the number of rows of the embedding `name.weight` from the header."""
+        """Return the number of rows of `name.weight`, an embedding, without reading it."""
         return self.checkpoint.shape(f"{name}.weight")[0]
 
     def embedding(self, name: str, width: int) -> Embedding:
@@ -340,7 +343,7 @@ class Loader:
         Args:
             name: name of the head. The checkpoint has `name.weight` [vocabulary, inputs] and optionally `name.bias`.
             tied: whether the head uses the weight of `embedding` instead of `name.weight`. A tied head has no bias.
-            suppressed: tokens whose logits are so low that no sampling parameters can select them.
+            suppressed: tokens whose logits the head makes so low that no sampling parameters can select the tokens.
             cap: soft cap of the other logits (see `Ops.soft_cap`); None for no cap.
         """
         shares = embedding.shares

@@ -62,7 +62,7 @@ class ExpertReader:
     def matrix(
         self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
     ) -> Any:
-        """Return rows `ranges` of one expert's matrix in the stacked tensor `name`."""
+        """Return a part of an expert's matrix in the stacked tensor `name` (see `Loader`)."""
         return self.loader.matrix(name, (self.count, *shape), expert, ranges, columns)
 
     def biases(self, name: str, width: int) -> Tensor:
@@ -101,7 +101,7 @@ class ExpertReader:
     def _matrices(
         self, outputs: Mapping[str, Sequence[RowRange]], inputs: int, columns: RowRange | None = None
     ) -> list[tuple[list[Any], Tensor | None]]:
-        """Return each expert's matrices, and their concatenated biases or None.
+        """Return each expert's matrices and concatenated biases (None for no biases).
 
         Args:
             outputs: for each matrix, the name without the prefix, such as `gate_proj`, and the ranges of the rows to
@@ -163,9 +163,9 @@ class SparseMoe:
 
     Args:
         router: tensor name of the router: `<router>.weight` [E, hidden], and optionally `<router>.bias`.
-        shared: expert that all rows use, such as `SharedExpert`. It adds its output for its first argument to its
-            second argument.
-        latent: projections around the experts that the router selects.
+        shared: expert that all rows use, such as `SharedExpert`. `shared(x, out)` returns `out` plus the output of the
+            expert for x. None for no such expert.
+        latent: projections before and after the experts that the router selects; None for no projections.
     """
 
     def __init__(
@@ -200,6 +200,7 @@ class SharedExpert:
     """An expert that all tokens use, besides those that the router selects.
 
     `gate` is the name of a linear layer that computes one number per row, whose sigmoid multiplies the expert's output.
+    None for no gate.
     """
 
     def __init__(self, loader: Loader, prefix: str, gate: str | None, *, hidden: int, intermediate: int) -> None:

@@ -101,7 +101,8 @@ class Rope:
         if factors is not None:
             if factors.shape != frequencies.shape:
                 raise ModelFileError(
-                    f"the tensor of rope factors has {len(factors)} numbers, expected {len(frequencies)}"
+                    f"tensor rope_freqs.weight has {len(factors)} numbers, but the configuration requires "
+                    f"{len(frequencies)}"
                 )
             frequencies /= factors.cpu().double()  # on the CPU, because MPS has no float64
         self.rotated = rope_dim  # R, the number of rotated numbers of each head

@@ -99,7 +99,10 @@ def _bilinear(table: Tensor, side: int, row_taps: _Taps, column_taps: _Taps) -> 
 
 
 def window_order(grid: Grid, size: int) -> tuple[Tensor, list[int]]:
-    """Return the cell numbers window by window, int64 [cells], and the window sizes."""
+    """Return the cell numbers window by window, int64 [cells], and the window sizes.
+
+    A window has at most `size` x `size` cells. The number of a cell is its index in row-major order.
+    """
     numbers = tensors.arange(grid.size).view(grid)
     windows = [
         numbers[top : top + size, left : left + size].flatten()

@@ -83,6 +83,7 @@ class TowerLoader:
             name: the tensor `name.weight` is the kernel of a convolution, [outputs, channels, rows, columns], or
                 [outputs, channels, steps, rows, columns] if `steps` is given. It may also be a matrix whose columns are
                 in the order row, column, channel.
+            steps: number of time steps of the kernel; None for a kernel without time steps.
             flat: whether `name.weight` is a matrix whose columns are in the order step, channel, row, column.
         """
         weight, values = f"{name}.weight", CHANNELS * patch_size**2

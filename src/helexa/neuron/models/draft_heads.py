@@ -161,7 +161,7 @@ class EagleBlock:
         self._order = tensors.from_numpy(np.arange(2 * rows, dtype=np.int32).reshape(2, rows).T.flatten())
 
     def __call__(self, tokens: Tensor, states: Tensor, cache: Any, step: Step, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream of `rows`, and the last output (see `Block`).
+        """Return the residual stream of `rows`, and the feed-forward output (see `Block`).
 
         Args:
             tokens: [rows, hidden], token embeddings.

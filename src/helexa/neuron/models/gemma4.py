@@ -123,7 +123,7 @@ class Gemma4(Gemma3):
             )
         shared = settings.positive("num_kv_shared_layers") if settings.config.get("num_kv_shared_layers") else 0
         self._first_shared = settings.layers - shared
-        # For each layer type, the last layer that has its own keys and values. The layers that share read its cache.
+        # For each layer type, the last layer with its own keys and values. Layers without their own read its cache.
         self._sources = {kind: index for index, kind in enumerate(self.layer_types[: self._first_shared])}
         if missing := {*self.layer_types} - self._sources.keys():
             raise ModelFileError(
@@ -131,7 +131,8 @@ class Gemma4(Gemma3):
                 "keys and values could be shared"
             )
         without_kv = "|".join(str(index) for index in range(self._first_shared, settings.layers))
-        # Checkpoints also contain key and value weights of the layers that share, which do not use these weights.
+        # Checkpoints also contain key and value weights of layers without their own keys and values. These weights are
+        # not used.
         if without_kv:
             names = r"self_attn\.(?:[kv]_proj|[kv]_norm)\.weight"
             self.unneeded = rf"model\.layers\.(?:{without_kv})\.{names}"
@@ -231,7 +232,7 @@ class Gemma4(Gemma3):
         tokens = batch.tokens
         if batch.embeddings is not None:
             tokens = tokens.clone()
-            tokens[batch.embedding_rows] = self._padding  # as when the model was trained
+            tokens[batch.embedding_rows] = self._padding  # image tokens count as padding here, as in training
         return self._layer_inputs(tokens, hidden)
 
 
@@ -247,7 +248,10 @@ class LayerInputs:
         total = settings.layers * self._width
         self._embedding = loader.embedding("model.embed_tokens_per_layer", total)
         if self._embedding.vocab_size < loader.vocab_size("model.embed_tokens"):
-            raise ModelFileError("tensor embed_tokens_per_layer has fewer tokens than the tensor embed_tokens")
+            raise ModelFileError(
+                f"tensor embed_tokens_per_layer has {self._embedding.vocab_size} tokens, fewer than the tensor "
+                "embed_tokens"
+            )
         self._projection = loader.replicated_linear("model.per_layer_model_projection", total, settings.hidden)
         # The result is (embedding * sqrt(P) + norm(projection / sqrt(H))) / sqrt(2). A larger epsilon of the norm
         # has the effect of the factor 1 / sqrt(H) on its input.

@@ -86,7 +86,7 @@ class Llama(Decoder):
     def rope(self, config: Mapping[str, Any]) -> Rope:
         """Return the rotary embedding for `config` (see `rope_settings`)."""
         settings, loader = self.settings, self.loader
-        # GGUF files of Llama 3.1 have this tensor instead of settings. It divides the rotary frequencies.
+        # GGUF files of Llama 3.1 have this tensor instead of settings. It has the divisors of the rotary frequencies.
         name = "rope_freqs.weight"
         factors = loader.vector(name, settings.head_dim // 2) if name in loader else None
         rope = self.rope_settings(config)
@@ -154,7 +154,7 @@ class Llama(Decoder):
         return self.settings.positive("sliding_window") if sliding else None
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Read the feed-forward layer of layer `index`, whose tensor names have `prefix`."""
+        """Read the MLP of layer `index`, whose tensor names start with `prefix`."""
         settings = self.settings
         width, names = settings.intermediate, self.names.projections
         return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=width, act=self.act, names=names)

@@ -327,7 +327,7 @@ class Cohere2(Cohere):
         self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention in every n-th layer."""
+        """Return the type of layer `index`: full attention at a fixed interval."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 

@@ -145,9 +145,9 @@ class NemotronH(WithDeepSeekExperts):
         return SquaredReluMlp(self.loader, prefix, self.settings.hidden, self.settings.intermediate)
 
     def latent(self, prefix: str) -> LatentSpace | None:
-        """Return the projections to and from the latent space of experts, or None.
+        """Return the projections before and after the experts (see `LatentSpace`).
 
-        Nemotron 3 Super has them.
+        The result is None without the setting `moe_latent_size`. Nemotron 3 Super has the setting.
         """
         if self.settings.config.get("moe_latent_size") is None:
             return None

@@ -126,7 +126,7 @@ class Qwen35(WithImagePositions):
             )
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention in every n-th layer."""
+        """Return the type of layer `index`: full attention at a fixed interval."""
         interval = self.settings.positive("full_attention_interval", 4)
         return "linear_attention" if (index + 1) % interval else "full_attention"
 

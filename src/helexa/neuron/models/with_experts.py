@@ -63,7 +63,7 @@ class WithExperts(Llama):
         return SharedExpert(self.loader, *names, hidden=self.settings.hidden, intermediate=width)
 
     def latent(self, prefix: str) -> LatentSpace | None:
-        """Return the projections to and from the experts' latent space; None without."""
+        """Return the projections before and after the experts; None for no projections."""
         return None
 
 

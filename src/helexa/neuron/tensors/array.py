@@ -263,7 +263,7 @@ class Array(_NDARRAY):
         return _np.take(self, index, dim)
 
     def index_copy_(self, dim: Any, index: "Array", source: "Array") -> "Array":
-        assert dim == 0, "only along the first dimension"
+        assert dim == 0, f"index_copy_ supports only dimension 0, not {dim}"
         self[index] = source
         return self
 

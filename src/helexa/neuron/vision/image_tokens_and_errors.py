@@ -65,7 +65,7 @@ class ImageRange(NamedTuple):
     image: int  # index of the image in the prompt
     first: int  # index of the range's first embedding among the embeddings of the image
     start: int  # index of the first image token in the prompt
-    length: int
+    length: int  # number of image tokens
 
     @property
     def end(self) -> int:
@@ -74,7 +74,7 @@ class ImageRange(NamedTuple):
 
 
 def expanded_index(index: int, ranges: Sequence[ImageRange]) -> int:
-    """Return the new index of a token after `expanded_tokens`.
+    """Return the index of a token in the prompt that `expanded_tokens` returns.
 
     Args:
         index: index of the token in the prompt before `expanded_tokens`.

@@ -214,7 +214,7 @@ class ModelVision:
 
     @classmethod
     def open(cls, path: Path, token_id: TokenId, max_image_tokens: int, mmproj: Path | None = None) -> Self | None:
-        """Read the vision part of the model at `path`, or None if it has none.
+        """Return the vision part of the model at `path`; None if the model has none.
 
         If helexa does not support the vision part, log a warning and return None.
 
@@ -265,12 +265,16 @@ class _Budget:
         self._lock = Lock()
 
     def take(self, image: SharedImage) -> None:
-        """Add the memory of an image's pixels to the sum until the memory is freed."""
+        """Add the memory of an image's pixels to the used memory until it is freed.
+
+        Raises:
+            PixelMemoryError: the used memory would exceed `MAX_PIXEL_BYTES`.
+        """
         size = image.pixels.nbytes
         with self._lock:
             if self._used + size > MAX_PIXEL_BYTES:
                 raise PixelMemoryError(
-                    f"the images of all requests need more than {MAX_PIXEL_BYTES >> 20} MiB; try again later"
+                    f"the images of all running requests need more than {MAX_PIXEL_BYTES >> 20} MiB; try again later"
                 )
             self._used += size
         weakref.finalize(image.pixels, self._release, size)

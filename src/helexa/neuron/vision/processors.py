@@ -23,7 +23,7 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 
-_MAX_LENGTH = 4096  # pixels of the longest side after the first resizing
+_MAX_LENGTH = 4096  # maximum number of pixels of the longest side after the first resizing
 
 # From Qwen2-VL's image processor, which rejects narrower images.
 _MAX_ASPECT_RATIO = 200
@@ -108,7 +108,7 @@ class Idefics3Processor(Pixels, frozen=True, kw_only=True, tag="idefics3"):
 
     longest_edge: Size  # number of pixels to which the longest side of an image is resized before the image is split
     tile: Size  # number of pixels along one side of a tile
-    tokens_per_tile: Size
+    tokens_per_tile: Size  # number of tokens of a tile
     split: bool = True  # whether images are split. If False, every image is one tile.
 
     def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
@@ -298,7 +298,10 @@ def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixel
 
 
 def _largest(rows: float, columns: float, most: int) -> tuple[int, int]:
-    """Return the largest grid of about `rows` : `columns` with at most `most` cells."""
+    """Return the largest grid of ratio `rows` : `columns` with at most `most` cells.
+
+    The ratio is rounded, because the result has whole rows and columns.
+    """
     shrink = math.sqrt(rows * columns / most)
     whole_rows = min(max(math.floor(rows / shrink), 1), most)
     return whole_rows, min(max(math.floor(columns / shrink), 1), most // whole_rows)

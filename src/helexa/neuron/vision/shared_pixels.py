@@ -20,7 +20,8 @@ class SharedPixels:
         # File descriptor of the shared memory. `close`, or the end of this object, closes it.
         self.descriptor = descriptor
         self.shape = shape  # shape of the array
-        # Close the file descriptor. The memory is freed when no process maps it or has a descriptor of it.
+        # Function that closes the file descriptor. The memory is freed when no process maps it or has a descriptor of
+        # it.
         self.close = weakref.finalize(self, os.close, descriptor)
 
     @staticmethod
@@ -39,5 +40,5 @@ class SharedPixels:
 
 
 def pixel_array(descriptor: int, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """Return the array in shared memory, valid also when the descriptor is closed."""
+    """Return the array in shared memory; it stays valid after `descriptor` is closed."""
     return np.frombuffer(mmap.mmap(descriptor, prod(shape) * _ITEM_BYTES), np.float32).reshape(shape)

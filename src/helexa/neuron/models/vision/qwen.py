@@ -110,7 +110,7 @@ class Qwen35Tower(QwenTower):
 
     @property
     def deepstack_layers(self) -> tuple[int, ...]:
-        """Indexes of the layers whose hidden states the text model receives: none here."""
+        """Indexes of layers whose hidden states are also inputs of the text model: none."""
         return ()
 
     def deepstack(self, index: int, hidden: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Qwen3VlTower(Qwen35Tower):
 
     @property
     def deepstack_layers(self) -> tuple[int, ...]:
-        """Indexes of the layers whose hidden states the text model receives, too."""
+        """Indexes of the layers whose hidden states are also inputs of the text model."""
         return tuple(self._deepstack)
 
     def deepstack(self, index: int, hidden: Tensor) -> Tensor:

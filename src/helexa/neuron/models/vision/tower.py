@@ -64,7 +64,7 @@ class VisionTower:
 
     @property
     def deepstack_layers(self) -> tuple[int, ...]:
-        """Indexes of the layers whose hidden states the text model receives, too."""
+        """Indexes of the layers whose hidden states are also inputs of the text model."""
         return ()
 
     @property
