@@ -42,7 +42,7 @@ def serve() -> int:
         print(f"helexa-acp: {error}", file=sys.stderr)
         return 2
     if find_spec("acp") is None:
-        print("helexa-acp: acp is not installed; install it with: pip install 'helexa[acp]'", file=sys.stderr)
+        print("helexa-acp: the ACP SDK is not installed; install it with: pip install 'helexa[acp]'", file=sys.stderr)
         return 1
     logging.getLogger(__name__).info("started version=%s pid=%d", agent_version(), os.getpid())
     if sys.stdin.isatty():

@@ -37,7 +37,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     wire_api: WireApi = "openai-chat"
     default_model: str | None = None  # model of new sessions, or None for the first model that the endpoint lists
     api_key: str | None = None  # API key; never shown, logged or saved
-    max_tokens: int | None = None  # maximum tokens of one response, or None for a default
+    max_tokens: int | None = None  # maximum tokens of one response, or None for the agent's default
     context_window: int | None = None  # context size in tokens. None means the size that the endpoint reports.
     # How the model calls tools. `native` uses the API's tool calls. With `text`, the model writes calls between markers
     # in its text. `auto` is native until the endpoint rejects tools.
@@ -120,7 +120,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise ConfigError(f"HELEXA_ACP_CONFIG_PATH: {path}: no such file; correct or unset the variable") from None
         return _from_environment(environ)
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; name the file with the configuration in it") from None
+        raise ConfigError(
+            f"{path}: is a folder, but must be a TOML file; rename the folder or set HELEXA_ACP_CONFIG_PATH"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; make the file readable for this user") from None
     except UnicodeDecodeError:
@@ -214,7 +216,10 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
 
 
 def _endpoint(table: _EndpointTable, origin: str, environ: Mapping[str, str]) -> Endpoint | str:
-    """Return the endpoint in a `[[endpoints]]` table, or why it is skipped."""
+    """Return the endpoint in a `[[endpoints]]` table, or why the endpoint is skipped.
+
+    An endpoint is skipped if `api_key_env` names an environment variable that is not set.
+    """
     where = f"{origin}: endpoint '{table.name}'"
     if not table.name.strip() or ":" in table.name:
         raise ConfigError(f"{where}: a name must not be empty and must not contain ':'; rename it")
@@ -250,7 +255,7 @@ def _base_url(text: str, where: str) -> str:
         valid, secret = False, None
     if secret:
         raise ConfigError(
-            f"{where}: a URL must not contain credentials, as it is shown to users; use api_key or headers"
+            f"{where}: a URL must not contain credentials, because users see the URL; use api_key or headers"
         )
     if not valid:
         raise ConfigError(f"{where}: not an http(s) URL: '{text}'; write a URL such as {DEFAULT_BASE_URL}")
@@ -291,7 +296,7 @@ def _check_keys(table: Any, schema: type[Struct], origin: str, prefix: str) -> N
 
 
 def _no_such(value: str, known: Iterable[str]) -> str:
-    return f"'{value}'; {name_hint(value, known)}"
+    return f"unknown value '{value}'; {name_hint(value, known)}"
 
 
 def name_hint(value: str, known: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """Types of a conversation: stored messages, and events for the editor.
 
-Later versions must read the log files of older versions. So new fields need a default, and fields are never renamed.
+Later versions of the agent must read the sessions that older versions saved. So new fields of stored types need a
+default, and fields are never renamed.
 """
 
 from collections.abc import Awaitable, Callable
@@ -124,7 +125,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class UserMessage(Struct, frozen=True, tag="user"):
-    """A message of the agent's conversation with the role `user`.
+    """A message with the role `user` in the agent's conversation.
 
     If `hidden`, the agent wrote the message itself, and the editor does not show it when a session is loaded.
     """
@@ -289,5 +290,5 @@ Event = (
 Emit = Callable[[Event], Awaitable[None]]
 """Callback that sends an event to the editor.
 
-Awaiting it also waits until the editor has read earlier messages.
+A call also waits until the editor has read earlier messages.
 """

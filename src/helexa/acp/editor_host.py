@@ -21,7 +21,7 @@ from helexa.acp.host import (
 )
 
 _LOG = logging.getLogger(__name__)
-_RESPONSE_SECONDS = 10.0  # timeout of requests that the client handles without its user
+_RESPONSE_SECONDS = 10.0  # timeout of requests that the client handles without asking its user
 _USER_SECONDS = 600.0  # timeout of requests for which the client may ask its user
 
 
@@ -53,7 +53,7 @@ class ClientHost:
         self._releasing: set[asyncio.Task[None]] = set()
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file, which the editor reads if it can; see `Host`."""
+        """Return a file's text. The editor reads the file if it supports this; see `Host`."""
         if not self._client.reads_files or self._is_private(path):
             return await self._local.read_text(path, line=line, limit=limit)
         check_size(path)
@@ -69,7 +69,7 @@ class ClientHost:
         return await self._local.read_bytes(path)
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Create or replace a text file, which the editor writes if it can; see `Host`."""
+        """Create or replace a text file, through the editor if supported; see `Host`."""
         if not self._client.writes_files or self._is_private(path):
             await self._local.write_text(path, text)
             return
@@ -137,7 +137,7 @@ class ClientHost:
             raise
 
     async def _wait_for_exit(self, terminal_id: str, seconds: float) -> dict[str, Any] | None:
-        """Return the exit status of a terminal's command, or None after `seconds`."""
+        """Return the exit status of a terminal's command, or None if `seconds` pass first."""
         try:
             return await self._request("terminal/wait_for_exit", {"terminalId": terminal_id}, seconds)
         except _ClientTimeout:
@@ -147,7 +147,9 @@ class ClientHost:
         try:
             await self._request("terminal/release", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except HostError as error:
-            _LOG.warning("terminal not released terminal=%s error=%r", terminal_id, str(error))
+            _LOG.warning(
+                "terminal not released session=%s terminal=%s error=%r", self._session_id, terminal_id, str(error)
+            )
 
     async def _release_created(self, request: asyncio.Future[dict[str, Any]]) -> None:
         with suppress(HostError):

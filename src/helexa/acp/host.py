@@ -42,7 +42,7 @@ class Client:
 class CommandResult:
     """The result of a shell command."""
 
-    exit_code: int | None  # exit code, or None if a signal ended the command
+    exit_code: int | None  # exit code, or None if a signal ended the command or the exit code is unknown
     signal: str | None  # name of the signal that ended the command, or None
     output: str  # interleaved stdout and stderr. If the output is too long, only its end.
     truncated: bool = False  # whether the beginning of the output was dropped
@@ -58,9 +58,10 @@ class Host(Protocol):
     """
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file, or only `limit` lines from line `line` on.
+        """Return the text of a file, or only a range of its lines.
 
-        If the editor reads the file, the text includes unsaved changes.
+        The range begins at line `line`, counted from 1, and has at most `limit` lines. None stands for the first line
+        and for all lines. If the editor reads the file, the text includes unsaved changes.
 
         Raises:
             HostError: the file is missing, not text, or too large.
@@ -158,8 +159,9 @@ class LocalHost:
                         os.killpg(process.pid, signal.SIGTERM)
                     await _wait_for_exit(process, _GRACE_SECONDS)
             finally:
+                # End the background processes of the command. On cancellation, also end the command itself.
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # background processes, or all processes on cancellation
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         finally:
             output.close()

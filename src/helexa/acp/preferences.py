@@ -53,7 +53,10 @@ class Preferences:
         return self._folder / f"{hashlib.sha256(os.fsencode(cwd)).hexdigest()[:16]}.json"
 
     def read(self, cwd: str) -> Project:
-        """Return the saved preferences for the folder `cwd`, or empty preferences."""
+        """Return the saved preferences for the folder `cwd`.
+
+        If none are saved or the file cannot be read, return empty preferences.
+        """
         path = self.path(cwd)
         try:
             project = msgspec.json.decode(path.read_bytes(), type=Project)
@@ -74,7 +77,11 @@ class Preferences:
                 _replace(self.path(cwd), msgspec.json.format(msgspec.json.encode(project)))
                 return project
         except OSError as error:
-            logger.warning("preferences not saved error=%r; new sessions use the former preferences", str(error))
+            logger.warning(
+                "preferences not saved path=%r error=%r; new sessions use the former preferences",
+                str(self.path(cwd)),
+                str(error),
+            )
             return change(self.read(cwd))
 
     def grant(self, cwd: str, grant: Grant) -> Project:
@@ -104,7 +111,7 @@ class Preferences:
     def _locked(self) -> Iterator[None]:
         file = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            with suppress(OSError):  # some file systems have no locks
+            with suppress(OSError):  # some file systems do not support locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
         finally:

@@ -77,9 +77,9 @@ class SavedSession:
 
     head: Head  # first line of the log file
     messages: list[Message] = field(default_factory=list)  # the conversation history, oldest first
-    title: str | None = None  # last title, or None
-    choices: SavedChoices | None = None  # last choices of the user, or None
-    usage: SavedUsage | None = None  # token usage after the last response, or None
+    title: str | None = None  # newest title, or None if no title was saved
+    choices: SavedChoices | None = None  # newest choices of the user, or None if none were saved
+    usage: SavedUsage | None = None  # token usage after the newest response, or None if none was saved
     unreadable_lines: int = 0  # number of invalid lines, including an incomplete last line after a crash
 
 
@@ -171,7 +171,7 @@ class SessionLog:
         return saved
 
     def list_entry(self) -> SessionEntry | None:
-        """Return the session's list entry, or None if the log file is invalid."""
+        """Return the session's list entry, or None if the log file cannot be read."""
         try:
             # Only the first line and the last title are parsed, because logs can be long.
             with self._path.open("rb") as file:
@@ -193,7 +193,7 @@ class SessionLog:
         try:
             file = os.open(self._path, flags, 0o600)
             try:
-                with suppress(OSError):  # some file systems have no locks
+                with suppress(OSError):  # some file systems do not support locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.lseek(file, 0, os.SEEK_END)
                 if size and os.pread(file, 1, size - 1) != b"\n":
@@ -217,7 +217,9 @@ class Store:
         self._folder = data_dir / "sessions"
 
     def create(self, id: str, cwd: str, directories: Sequence[str]) -> SessionLog:
-        """Create the log file of a new session and return it. All paths are absolute.
+        """Create the log file of a new session and return it.
+
+        `cwd` and `directories` are absolute paths.
 
         Raises:
             StoreError: the log file cannot be written.
@@ -240,11 +242,11 @@ class Store:
             self._path(id).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(
-                f"the session cannot be deleted: {error.strerror}; check the permissions of its folder"
+                f"the session {id} cannot be deleted: {error.strerror}; check the permissions of {self._folder}"
             ) from None
 
     def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionEntry], str | None]:
-        """Return a page of saved sessions, last changed first, and the next cursor.
+        """Return a page of saved sessions, newest change first, and the next cursor.
 
         Args:
             cwd: list only sessions with this working directory, or all sessions if None.

@@ -138,7 +138,7 @@ ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
         ("max_rounds = 0\n" + ONE_ENDPOINT, "max_rounds is 0; it must be at least 1"),
         (ONE_ENDPOINT + "context_window = 'big'", "context_window"),
         (ONE_ENDPOINT + ONE_ENDPOINT, "two endpoints are called 'a'"),
-        ("default_endpoint = 'b'\n" + ONE_ENDPOINT, "default_endpoint: 'b'"),
+        ("default_endpoint = 'b'\n" + ONE_ENDPOINT, "default_endpoint: unknown value 'b'; known names: a"),
         ("default_mode = 'bypassPermission'\n" + ONE_ENDPOINT, "did you mean 'bypassPermissions'?"),
         ("system_prompt_path = '/nowhere'\n" + ONE_ENDPOINT, "/nowhere: no such file"),
         ('[[endpoints]]\nbase_url = "http://a/v1"', "name"),

@@ -222,9 +222,9 @@ SUMMARY_TOKENS = 4096  # maximum tokens of a summary, which is also limited to a
 UNKNOWN_CONTEXT = 32_768  # assumed context size in tokens if the context size is unknown
 UNCHANGED_SHARE = 8  # a compaction keeps the newest messages that fit in 1 / UNCHANGED_SHARE of the context
 MIN_TOKENS = 200  # conversations below this number of tokens are not summarized
-_MAX_RESULT_BYTES = 2000  # bytes of one tool result in the text to summarize
+_MAX_RESULT_BYTES = 2000  # maximum bytes of one result, or of one call's arguments, in the text to summarize
 _MAX_PROMPT_BYTES = 4000  # maximum bytes of the user's last prompt that are copied verbatim into the summary
-_USED_SHARE = 0.8  # share of the context to use, because token estimates are inexact
+_USED_SHARE = 0.8  # share of the context that the request may fill, because token estimates are inexact
 _SYSTEM = """\
 Summarize a conversation between a user and a coding agent. The agent will continue the work with only your summary.
 
@@ -243,7 +243,7 @@ async def compact(turn: Turn, instructions: str = "") -> bool:
     """Let the model summarize the conversation, and append the summary to the history.
 
     If the model fails, the conversation stays unchanged and a failed `CompactionChanged` is emitted. `instructions` are
-    the user's additional instructions.
+    the user's additional instructions for the summary.
 
     Returns:
         True if a summary was appended. False if the model failed or the conversation is too short.
@@ -304,7 +304,7 @@ async def _summary(
 def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
     """Return how many of the last messages a compaction keeps unchanged.
 
-    The messages must fit `max_tokens`.
+    These messages have at most `max_tokens` tokens in total.
     """
     # The kept messages never begin with a tool result, because a result must not be separated from its call.
     unchanged_count = 0
@@ -319,8 +319,8 @@ def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
 def _last_prompt(summed_up: Sequence[Message], unchanged_count: Sequence[Message]) -> str:
     """Return the user's last prompt as text to append to the summary, or "".
 
-    The text is empty if `unchanged_count`, the messages that the compaction keeps, contains a user message. The model
-    then still sees the last prompt.
+    The text is empty if the user has written no prompt, or if `unchanged_count`, the messages that the compaction
+    keeps, contains a user message. In the second case, the model sees that message in any case.
     """
     if any(isinstance(message, UserMessage) for message in unchanged_count):
         return ""

@@ -38,7 +38,7 @@ async def run_turn(turn: Turn) -> StopReason:
             provider = await turn.models.provider(turn.choices.model)
             await _request_answer(turn, builder, current, provider)
         except ProviderError as error:
-            logger.warning("turn failed kind=%s error=%r", error.kind, error.message)
+            logger.warning("turn failed model=%s kind=%s error=%r", turn.choices.model, error.kind, error.message)
             await current.commit_partial()
             raise
         except asyncio.CancelledError:
@@ -89,13 +89,16 @@ class Round:
         await self._commit(runner.results)
 
     async def commit_partial(self) -> None:
-        """Append the text received so far to the history, without tool calls."""
+        """Append the text received so far to the history, and report the calls as failed.
+
+        The message in the history contains no tool calls, because they may be incomplete.
+        """
         message = self.answer.message(())
         if message is not None:
             await self._turn.commit(message)
         for call in self.answer.calls:
             if call.started:
-                await self._turn.emit(CallChanged(call.id, "failed", output="The answer broke off."))
+                await self._turn.emit(CallChanged(call.id, "failed", output="The answer ended within this call."))
 
     async def _commit(self, results: dict[str, ToolResult]) -> None:
         message = self.answer.message(tuple(call.message for call in self.calls))
@@ -133,7 +136,8 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
                 raise  # the user has seen the beginning, and a new response would begin differently
             if error.kind == "context_limit" and overflows < MAX_OVERFLOWS:
                 overflows += 1
-                # The next request fits the context size in the error. If the error has none, the request is shorter.
+                # `learn` stores the context size that the error states, and the next request fits this size. If the
+                # error states no size, the next request is shorter than this one.
                 builder.learn(error)
                 continue
             delay_s = _wait(error, retries)
@@ -145,7 +149,7 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
 
 
 def _wait(error: ProviderError, retries: int) -> float | None:
-    """Return the seconds to wait before the next attempt, or None for no retry."""
+    """Return the seconds to wait before a retry, or None if no retry is allowed."""
     if error.kind not in ("rate_limit", "unavailable", "interrupted"):
         return None
     # If the endpoint states no delay, make only few attempts, with growing pauses.
@@ -157,12 +161,12 @@ def _wait(error: ProviderError, retries: int) -> float | None:
 async def _end(turn: Turn, answer: AnswerCollector) -> StopReason:
     if not answer.text.strip():
         reason = "it reached its token limit" if answer.finish == "length" else "it ended without text"
-        await turn.emit(Notice(f"The model gave no answer: {reason}.", "warning"))
+        await turn.emit(Notice(f"The model gave no answer: {reason}; send the prompt again.", "warning"))
     return _STOP.get(answer.finish or "stop", "end_turn")
 
 
 def _cost(usage: Usage, card: ModelCard) -> float | None:
-    """Return the cost of one response in US dollars, or None without known prices."""
+    """Return the cost of one response in US dollars, or None if a price is unknown."""
     if card.input_price is None or card.output_price is None:
         return None
     cached_price = card.input_price if card.cached_price is None else card.cached_price

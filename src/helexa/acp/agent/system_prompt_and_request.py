@@ -23,7 +23,7 @@ from helexa.acp.tools.tool_and_effects import ToolContext
 NOTES = ("AGENTS.md", "CLAUDE.md")
 """File names of project instructions.
 
-Only the first file that exists in a folder is used.
+In each folder, only the first of these files that is not empty is used.
 """
 
 MAX_NOTE_BYTES = 32_768  # maximum bytes read from one instruction file
@@ -66,7 +66,7 @@ def _trust(notes: str) -> Scope:
 
 
 async def _ask(turn: Turn, notes: str, trust: Scope) -> bool:
-    """Ask the user, with the whole text, whether the agent follows the instructions."""
+    """Show the user the whole text of `notes`, and return whether the user trusts it."""
     id = f"instructions-{uuid.uuid4()}"
     card = Card("Follow the instructions of this project?", "other", content=(Text(fenced(shown_whole(notes))),))
     await turn.emit(CallStarted(id, trust.tool, card))
@@ -88,7 +88,10 @@ def _notes(cwd: Path) -> Iterator[str]:
 
 
 def _folders(cwd: Path) -> list[Path]:
-    """Return the folders from the repository root to `cwd`, or only `cwd`."""
+    """Return the folders from the repository root to `cwd`.
+
+    If `cwd` is not in a repository, return only `cwd`.
+    """
     folders = [cwd, *cwd.parents][:MAX_FOLDERS]
     root = next((index for index, folder in enumerate(folders) if (folder / ".git").exists()), 0)
     return folders[root::-1]
@@ -149,6 +152,7 @@ def system_prompt(settings: Settings, context: ToolContext, mode: Mode, notes: s
 
     Args:
         settings: configuration, which may name a file that replaces the built-in prompt.
+        context: names the folders of the session.
         mode: permission mode, whose rules are added.
         notes: the project's instructions.
 
@@ -177,7 +181,7 @@ Smaller limits often end a response in the middle of a file.
 
 MARGIN = 512  # tokens reserved for chat template tokens, which the estimate does not count
 
-MIN_CONTEXT = 1024  # smaller context sizes in error messages are ignored as implausible
+MIN_CONTEXT = 1024  # smaller context sizes in the error messages of endpoints are ignored as implausible
 
 _SHRINK = 0.6  # size of the next request relative to the rejected request, if the endpoint does not report its limit
 
@@ -196,7 +200,7 @@ class RequestBuilder:
         self._context: int | None = None
         self._max_tokens = MAX_TOKENS
 
-    # Built anew for each request, because the user's choices and the history may change between requests.
+    # The prompt, tools and messages are built for each request, because the user's choices and the history may change.
     def request(self, provider: Provider) -> ModelRequest:
         """Return the next request, with messages shortened to fit into the context.
 
@@ -267,7 +271,10 @@ class RequestBuilder:
             self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
 
     def usage(self, answer: AnswerCollector) -> Usage:
-        """Return the token counts of a response, estimated if the endpoint reported none."""
+        """Return the token counts of the last request and of its response, `answer`.
+
+        The counts are estimates if the endpoint reported none.
+        """
         return answer.usage or Usage(round(self._estimate * self._factor), round(text_tokens(answer.text)))
 
 

@@ -45,8 +45,9 @@ class Call:
     # malformed.
     message: ToolCall
     started: bool  # whether `CallStarted` was emitted
-    tool: Tool | None = None  # the called tool, or None if there is no such tool
-    arguments: dict[str, Any] | None = None  # the checked arguments, or None if they are invalid
+    tool: Tool | None = None  # the called tool, or None if the call is malformed or names an unknown tool
+    # the parsed arguments, or None if they are malformed or do not match the tool's schema
+    arguments: dict[str, Any] | None = None
     failure: str | None = None  # error message for the model if the call cannot be run, else None
 
 
@@ -95,9 +96,9 @@ class ToolCallRunner:
         self.results: dict[str, ToolResult] = {}  # results of finished calls by call id
 
     async def run(self, calls: Sequence[Call]) -> None:
-        """Run all calls and store their results in `results`, errors as failed results.
+        """Run all calls and store their results in `results`.
 
-        The method raises only CancelledError.
+        A call that raises an error gets a failed result. The method raises only CancelledError.
         """
         remaining = list(calls)
         while remaining:
@@ -113,7 +114,10 @@ class ToolCallRunner:
                     tasks.create_task(self._run(call))
 
     def cancel(self, calls: Sequence[Call]) -> list[CallChanged]:
-        """Store a failed result for each unfinished call. Return the events to emit."""
+        """Store a failed result for each unfinished call.
+
+        Return the events that report these failures. The caller must emit the events.
+        """
         unsent_events: list[CallChanged] = []
         for call in calls:
             id, card = call.message.id, self._card(call)
@@ -141,7 +145,7 @@ class ToolCallRunner:
         except ToolError as error:
             outcome = ToolOutcome(f"ERROR: {error}", failed=True)
         except Exception as error:
-            logger.exception("tool failed tool=%s", call.message.name)
+            logger.exception("tool failed tool=%s call=%s", call.message.name, call.message.id)
             outcome = ToolOutcome(f"ERROR: the tool itself failed: {type(error).__name__}: {error}", failed=True)
         await self._end(call, outcome)
 

@@ -26,7 +26,7 @@ class EditorClient:
     ) -> None:
         self._connection = connection
         self._transport = transport
-        # `request` and the editor's features, in the form that the tools of sessions use
+        # the method `request` and the features of the editor, for the tools of sessions
         self.for_sessions = Client(
             self.request, capabilities.reads_files, capabilities.writes_files, capabilities.runs_commands
         )
@@ -51,8 +51,8 @@ class EditorClient:
                 self._transport.cancel_request(id)
             raise
         except ConnectionError:
-            raise HostError("the editor has disconnected") from None
-        except Exception as error:  # RequestError of the SDK with the client's message
+            raise HostError(f"the editor disconnected before it answered {method}; open the session again") from None
+        except Exception as error:  # RequestError of the SDK, with the editor's error message
             raise HostError(
                 f"the editor rejected {method}: {str(error)[:500]}; correct the arguments, or use another tool"
             ) from error
@@ -82,7 +82,7 @@ class Permissions:
         self._session: dict[tuple[str, str], Grant] = {}
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Return the user's earlier decision about all calls in `scope`, or None."""
+        """Return the user's decision about all calls in `scope`, or None if there is none."""
         decision = self._decisions().get((scope.tool, scope.subject))
         return None if decision is None else decision[0].allowed
 
@@ -95,7 +95,7 @@ class Permissions:
         return list(self._decisions().values())
 
     async def revoke(self, grant: Grant) -> None:
-        """Delete the decision about the calls of `grant`, saved or not."""
+        """Delete the decision about the calls of `grant`, from the session and from disk."""
         self._session.pop((grant.tool, grant.subject), None)
         await asyncio.to_thread(self._preferences.revoke, self._cwd, grant)
 
@@ -119,7 +119,8 @@ class Permissions:
                 response = await self._client.request("session/request_permission", params)
         except (HostError, TimeoutError) as error:
             logger.warning(
-                "permission request failed tool=%s error=%r; the tool call is rejected",
+                "permission request failed session=%s tool=%s error=%r; the tool call is rejected",
+                self._session_id,
                 request.name,
                 str(error) or "timed out",
             )
@@ -136,7 +137,7 @@ class Permissions:
                 return "reject_once"
 
     def _decisions(self) -> dict[tuple[str, str], tuple[Grant, bool]]:
-        """Return the result of `decisions` by tool and subject."""
+        """Return each decision and whether it is saved, by tool and subject."""
         # Saved decisions are read each time, because another session can revoke them.
         saved = {
             (grant.tool, grant.subject): grant

@@ -81,7 +81,7 @@ Message = dict[str, Any]
 
 
 class Transport(Protocol):
-    """A JSON-RPC transport: a bidirectional stream of JSON messages, like the SDK's."""
+    """A bidirectional stream of JSON-RPC messages, as the ACP SDK expects it."""
 
     async def send(self, message: Message) -> None:
         """Send a JSON message to the editor."""
@@ -113,12 +113,15 @@ _sent_id: ContextVar[int | None] = ContextVar("acp_sent_id", default=None)
 
 
 def current_request() -> Request | None:
-    """Return the JSON-RPC request that the current task handles, or None."""
+    """Return the JSON-RPC request that this task handles, or None if there is none."""
     return _request.get()
 
 
 def sent_id() -> int | None:
-    """Return the id of the last JSON-RPC request that the current task sent, or None."""
+    """Return the id of the last JSON-RPC request that the current task sent.
+
+    Return None if the task has sent no request.
+    """
     return _sent_id.get()
 
 
@@ -171,7 +174,7 @@ class ValidatingTransport:
         """
         if "method" in message:
             if message["method"] == CANCEL_METHOD:
-                return  # Drop the SDK's own notification, because `cancel_request` sends it with all SDK versions.
+                return  # Drop the SDK's own notification, because `cancel_request` sends one already.
             if "id" in message:
                 _sent_id.set(message["id"])
             await self._send(message)
@@ -180,7 +183,7 @@ class ValidatingTransport:
         try:
             await self._send(message)
         except ConnectionError as error:
-            logger.debug("response not sent error=%r", str(error))
+            logger.debug("response not sent id=%r error=%r", message["id"], str(error))
             return
         finally:
             self._requests.pop(message["id"], None)

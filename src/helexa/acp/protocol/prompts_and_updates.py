@@ -194,7 +194,7 @@ def _user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
 def _replayed_call(result: ToolResult, call: ToolCall | None) -> Iterator[Event]:
     name = call.name if call else "tool"
     card = result.card or Card(name, content=(Text(result.content),))
-    # A saved display may contain a terminal, which the editor has closed since. Leave the terminal out.
+    # A saved display may contain a terminal, which the editor has closed in the meantime. Leave the terminal out.
     static_content = tuple(content for content in card.content if not isinstance(content, Terminal))
     card = msgspec.structs.replace(card, content=static_content or (Text(result.content),))
     yield CallStarted(result.call_id, name, card, _arguments(call))

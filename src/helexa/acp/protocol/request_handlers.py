@@ -118,7 +118,7 @@ class Agent:
     async def _prompt(self, request: Any) -> Result:
         session = self._sessions.find(request.session_id)
         parts = read_prompt(request.prompt)
-        # The session uses a default model, which may be the first model in an endpoint's list. Wait for the lists.
+        # A default model can be the first model in an endpoint's list of models, so wait until the lists are read.
         if session.assumed:
             await asyncio.wait({self._models_task}, timeout=FIRST_MODELS_WAIT_S)
         match find_command(parts):

@@ -112,7 +112,7 @@ class Server:
             raise RequestError(error.code, error.message, error.data) from None
         except Exception:
             logger.exception("request failed method=%r", method[:100])
-            error = internal_error("Internal error; see the log of helexa-acp")
+            error = internal_error(f"Internal error in {method[:100]}; see the log of helexa-acp")
             raise RequestError(error.code, error.message) from None
 
     async def _dispatch(self, method: str, params: Result) -> Result:
@@ -186,7 +186,7 @@ class StdioTransport:
         threading.Thread(target=self._read, name="acp-stdin", daemon=True).start()
 
     async def receive(self) -> Any:
-        """Return the next message from stdin as parsed JSON, or None at its end."""
+        """Return the next message from stdin as parsed JSON, or None at the end of stdin."""
         while (line := await self._line()) is not None:
             if not line.strip():
                 continue

@@ -46,7 +46,7 @@ class Session:
     """A session that the editor has opened.
 
     Updates to the editor wait until `release` is called, because the editor must first receive the session's id. Only
-    the saved conversation of a loaded session is sent earlier, as the protocol requires.
+    the saved conversation of a loaded session is sent earlier, because the protocol requires this order.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Session:
         await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def send_choices(self) -> None:
-        """Send the current settings, as a mode and as config options."""
+        """Send the permission mode and the config options with their current values."""
         await self.send_updates({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
         await self.send_options()
 
@@ -229,7 +229,7 @@ class Session:
             await self.emit(TitleChanged(_title(parts)))
         if self.models.card(self.choices.model).images is False and any(isinstance(part, Image) for part in parts):
             model = self.choices.model.model
-            await self.emit(Notice(f"{model} sees no images. It reads a note in place of each image.", "warning"))
+            await self.emit(Notice(f"{model} sees no images and gets a note in place of each image.", "warning"))
         return await run_turn(self.turn())
 
     def turn(self) -> Turn:
@@ -261,7 +261,7 @@ class Session:
             self._turn = None
 
     async def close(self) -> None:
-        """Cancel the running work on a prompt and close the tools."""
+        """Cancel the running work on a prompt, and disconnect from the MCP servers."""
         await self.cancel()
         await self.toolbox.close()
 

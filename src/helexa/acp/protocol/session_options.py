@@ -36,7 +36,7 @@ def modes(choices: Choices) -> dict[str, Any]:
 
 
 def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: ModelCard) -> list[dict[str, Any]]:
-    """Return the protocol's `configOptions` list, the main option first.
+    """Return the protocol's `configOptions` list, with the permission mode first.
 
     Args:
         choices: the current values.

@@ -31,7 +31,7 @@ MAX_DIRECTORIES = 100
 
 
 class Sessions:
-    """Opens, lists, closes and deletes the sessions of one editor, saved to disk."""
+    """Opens, lists, closes and deletes the sessions of one editor, which are on disk."""
 
     def __init__(
         self, settings: Settings, models: Models, client: EditorClient, capabilities: ClientCapabilities
@@ -98,7 +98,7 @@ class Sessions:
         except FileNotFoundError:
             raise not_found(id) from None
         except (OSError, StoreError) as error:
-            raise internal_error(f"the session cannot be read: {error}; start a new session") from None
+            raise internal_error(f"the session {id} cannot be read: {error}; start a new session") from None
         if saved.unreadable_lines:
             logger.warning(
                 "unreadable lines in the session log session=%s lines=%d; they were skipped", id, saved.unreadable_lines
@@ -110,7 +110,9 @@ class Sessions:
         return session
 
     async def list(self, cwd: str | None, cursor: str | None) -> tuple[Sequence[SessionEntry], str | None]:
-        """Return a page of the saved sessions, and the next page's cursor or None.
+        """Return a page of the saved sessions, and the cursor of the next page.
+
+        The cursor is None if this page is the last.
 
         Args:
             cwd: list only sessions with this working directory, or all sessions if None.
@@ -132,7 +134,7 @@ class Sessions:
                 await session.close()
 
     def is_known(self, id: str) -> bool:
-        """Return whether a session with this id exists on disk, as all open sessions do."""
+        """Return whether a session with this id, open or closed, is saved on disk."""
         return SESSION_ID.fullmatch(id) is not None and self._store.open(id).exists()
 
     async def delete(self, id: str) -> None:

@@ -52,7 +52,10 @@ async def _compact(session: Session, argument: str) -> StopReason:
 
     compacted = await compact(session.turn(), argument)
     return await _send_text(
-        session, "The conversation was summarized." if compacted else "The conversation was not summarized."
+        session,
+        "The conversation was summarized."
+        if compacted
+        else "The conversation was not summarized: it is too short, or the model failed.",
     )
 
 

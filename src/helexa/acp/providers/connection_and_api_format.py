@@ -27,7 +27,7 @@ class Reader(Protocol):
     def feed(self, event: Json) -> Iterator[ModelEvent]:
         """Yield the model events that correspond to one stream event.
 
-        An invalid stream event yields none.
+        An invalid stream event yields no model events.
 
         Raises:
             ProviderError: the event reports an error of the endpoint.
@@ -44,7 +44,7 @@ class Reader(Protocol):
 
 
 class ApiFormat(Protocol):
-    """Interface of an API format over the connection: paths, bodies and responses."""
+    """Interface of an API format: URL paths, request bodies and responses."""
 
     path: str  # URL path of requests, relative to the base URL
     models_path: str  # URL path of the model list, relative to the base URL
@@ -57,7 +57,7 @@ class ApiFormat(Protocol):
         """Return the JSON body of the HTTP request for a model request.
 
         Args:
-            endpoint: name of the endpoint. Data from earlier responses is sent back only to the same endpoint.
+            endpoint: name of the endpoint. Data from earlier responses is sent back only to the endpoint that sent it.
             rejected: keys to omit, because the endpoint rejected them.
         """
         ...
@@ -103,7 +103,7 @@ Larger responses come from broken servers.
 """
 
 IDLE_SECONDS = 600.0
-"""Seconds without a received byte before a request fails.
+"""A request fails after this number of seconds without a received byte.
 
 The limit is long, because a gateway may load the model before it sends the first byte.
 """
@@ -163,7 +163,7 @@ class EndpointConnection:
             return await self._client.get(path, cast_to=object)
 
     async def has_route(self, path: str) -> bool:
-        """Return whether the endpoint has a route at `path`, by an empty POST.
+        """Send an empty POST to `path`, and return whether the endpoint has this route.
 
         Raises:
             ProviderError: the endpoint cannot be reached or is unavailable.
@@ -248,8 +248,8 @@ class _LimitedStream(httpx2.AsyncByteStream):
 def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
     """Return an HTTP client with the endpoint's headers and a response limit.
 
-    The SDK adds headers from the environment variable `custom_headers` to each request. The client removes these
-    headers, because only helexa-acp's configuration determines the headers.
+    `custom_headers` is the name of the environment variable from which the SDK adds headers to each request. The client
+    removes these headers, because only helexa-acp's configuration determines the headers.
     """
     removed = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
     removed += ["openai-organization", "openai-project"]

@@ -47,7 +47,7 @@ _NO_TOOLS = re.compile(
 )
 _TEXTS: dict[ErrorKind, str] = {
     "auth": "rejected the API key; check api_key or api_key_env of this endpoint",
-    "budget": "reports that the account's budget is used up",
+    "budget": "reports that the account's budget is used up; add credit or choose another endpoint",
     "rate_limit": "received too many requests",
     "context_limit": "reports that the conversation is too long for the model",
     "model_not_found": "does not have this model; choose another model",
@@ -89,7 +89,7 @@ def provider_error(
 
 
 def rejects(error: ProviderError, parameter: str) -> bool:
-    """Return whether an error response rejects `parameter`, a key of the body."""
+    """Return whether an error response rejects `parameter`, a key of the request."""
     return error.kind in _REQUEST_AT_FAULT and re.search(rf"\b{re.escape(parameter)}\b", error.message) is not None
 
 

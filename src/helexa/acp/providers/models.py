@@ -139,7 +139,7 @@ class Models:
         return ModelChoice(self._default, text)
 
     def selection_error(self, choice: ModelChoice) -> str | None:
-        """Return why the user cannot choose this model, or None if the user can."""
+        """Return why the user cannot choose this model, or None if the choice is valid."""
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
             return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
@@ -191,7 +191,7 @@ class Models:
             return self._providers[name]
 
     def failures(self) -> dict[str, str]:
-        """Return the error of each endpoint whose last `refresh` failed, by name."""
+        """Return the error of each endpoint whose last `refresh` failed, by endpoint name."""
         return dict(self._failures)
 
     async def close(self) -> None:

@@ -57,8 +57,9 @@ class _Call:
 class ChatCalls:
     """Converts the deltas of tool calls in one response to `CallDelta` events.
 
-    A delta continues the call with the same index. Without an index, it continues the call with the same id, or the
-    last call if it has no id, either. Servers use the same index for several calls, so there are two exceptions:
+    A delta continues the call with the same index. A delta without an index continues the call with the same id. A
+    delta with neither continues the newest call. Servers use the same index for several calls, so there are two
+    exceptions:
 
     * If the delta's id differs from the id of the call with this index, the id decides.
     * If a delta without an id has another name than the call, or repeats the name after complete arguments, the delta
@@ -188,7 +189,7 @@ class ChatReader:
         self._endpoint = endpoint
         self._finish: FinishReason | None = None
         self._usage: Usage | None = None
-        self._reasoning: str | None = None  # name of the server's reasoning field
+        self._reasoning: str | None = None  # name of the field in which the server sends reasoning
         self._calls = ChatCalls()
         self._has_deltas = False
         self._answer_chars = 0
@@ -228,8 +229,8 @@ class ChatReader:
     def _read_reason(self, value: Any, *, replace: bool) -> None:
         """Store the finish reason `value` of a chunk, if the chunk has one.
 
-        A stored reason is replaced only if `replace` is True, because the chunk also contains output. The stored reason
-        then came too early.
+        A reason that is already stored is replaced only if `replace` is True. Then the chunk also contains output, so
+        the server sent the stored reason too early.
         """
         # Some servers send "stop" in each chunk. Others send "stop" again after the correct reason.
         name = text_of(object_of(value).get("type") if isinstance(value, dict) else value).strip().lower()
@@ -265,7 +266,7 @@ class ChatReader:
         calls = delta.get("tool_calls")
         for call in [calls] if isinstance(calls, dict) else list_of(calls):
             yield from self._calls.read(object_of(call))
-        if not calls and (function := object_of(delta.get("function_call"))):  # the deprecated form of one call
+        if not calls and (function := object_of(delta.get("function_call"))):  # deprecated, for a single call
             yield from self._calls.read({"index": 0, "function": function})
 
 
@@ -313,7 +314,7 @@ def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
 
 
 def _last_prompt(messages: Sequence[Message]) -> int:
-    """Return the index of the last user message of a chat request, or -1."""
+    """Return the index of the last user message of a chat request, or -1 if none."""
     return max((index for index, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
 
 

@@ -219,7 +219,7 @@ def _written_result(content: str) -> str:
 
 
 def with_written_calls(request: ModelRequest) -> ModelRequest:
-    """Convert a request for an endpoint without native tool calls.
+    """Return `request`, converted for an endpoint without native tool calls.
 
     In the returned request, the system prompt describes the tools. The messages contain tool calls and results as text.
     """

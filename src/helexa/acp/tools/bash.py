@@ -42,7 +42,7 @@ class Bash(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return a title: the start of the command, and a folder other than the default."""
+        """Return a title: the start of the command, and the folder if not the default."""
         cwd = arguments["cwd"]
         suffix = "" if cwd in (".", "", str(context.cwd)) else f" in {title(cwd)}"
         return f"Run{suffix}: {title(arguments['command'])}"

@@ -87,7 +87,7 @@ def _change_preview(path: Path, old: str | None, new: str) -> tuple[CardContent,
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
-    """Return the parts of `old` and `new` that differ, with some equal lines."""
+    """Return the parts of `old` and `new` that differ, and a few lines around them."""
     old_part, new_part = old.splitlines(keepends=True), new.splitlines(keepends=True)
     common_lines = min(len(old_part), len(new_part))
     head = next((index for index in range(common_lines) if old_part[index] != new_part[index]), common_lines)
@@ -190,7 +190,7 @@ async def _image(target: ResolvedPath, context: ToolContext) -> ToolOutcome:
     data = await context.host.read_bytes(target.real)
     name = context.boundary.brief(target.path)
     if len(data) > _MAX_IMAGE_BYTES:
-        raise ToolError(f"{name} has {len(data)} bytes; the limit for images is {_MAX_IMAGE_BYTES}. Make it smaller")
+        raise ToolError(f"{name} has {len(data)} bytes; the limit for images is {_MAX_IMAGE_BYTES}; scale it down")
     kind = _media_type(data)
     if kind is None:
         raise ToolError(f"{name} is not a PNG, JPEG, GIF or WebP image; look at it with a command")
@@ -325,7 +325,7 @@ class WriteFile(_ChangesFile):
         return ToolOutcome(f"wrote {arguments['path']} ({size} bytes)", shown=(diff,))
 
     async def _old(self, target: ResolvedPath, context: ToolContext) -> str | None:
-        """Return the current text of the file, or None if missing or not text."""
+        """Return the current text of the file, or None if it is missing or unreadable."""
         if not target.exists():
             return None
         try:

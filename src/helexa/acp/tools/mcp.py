@@ -73,7 +73,7 @@ async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["McpCon
     try:
         await asyncio.to_thread(importlib.import_module, "mcp.client")
     except ImportError:
-        return [], ["MCP servers need the Python package `mcp`: install helexa[acp]"]
+        return [], ["MCP servers need the Python package `mcp`; install it with: pip install 'helexa[acp]'"]
     connections = [McpConnection(server, cwd) for server in servers]
     outcomes = await asyncio.gather(*(connection.open() for connection in connections), return_exceptions=True)
     warnings = [
@@ -122,7 +122,7 @@ class McpConnection:
         """
         if self._client is None:
             raise ToolError(
-                f"the MCP server {title(self.name)} has ended; use other tools, or ask the user to restart it"
+                f"the MCP server {title(self.name)} has ended; use other tools, or ask the user to open a new session"
             )
         try:
             async with asyncio.timeout(_CALL_SECONDS):
@@ -268,7 +268,10 @@ class McpTool:
 
 
 def unique_tools(connections: Iterable[McpConnection], used_names: Iterable[str]) -> list[McpTool]:
-    """Return all tools of the MCP servers, with valid names not in `used_names`."""
+    """Return all tools of the MCP servers, with valid and unique names.
+
+    No tool gets a name in `used_names`.
+    """
     names = set(used_names)
     tools: list[McpTool] = []
     for connection in connections:

@@ -49,7 +49,7 @@ def _files_below(folder: Path) -> Iterator[str]:
 
 
 def _walk(folder: Path, rules: _Rules, passed_over: frozenset[str]) -> Iterator[str]:
-    # relative paths; for a folder with the rules of the folders above, for a file with None
+    # Paths to visit, relative to `folder`. A folder has the rules of the folders above it, a file has None.
     pending: list[tuple[str, _Rules | None]] = [("", rules)]
     while pending:
         path, rules_above = pending.pop()

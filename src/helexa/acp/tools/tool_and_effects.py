@@ -61,7 +61,8 @@ class Calls:
     only_reads: bool  # whether the server declares the tool as read-only
 
 
-Act = Reads | Writes | Runs | Fetches | Calls  # the effect of a tool call, from which the permission rules decide
+# The effect of a tool call. It determines whether the permission rules let the call run.
+Act = Reads | Writes | Runs | Fetches | Calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Tool(Protocol):
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate the arguments of a call and return them.
 
-        In the returned arguments, numbers written as text are numbers, and arguments that were null are missing.
+        In the result, numbers that were written as text are numbers, and arguments that were null are left out.
 
         Raises:
             ToolError: the arguments do not match the schema.

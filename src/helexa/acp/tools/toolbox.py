@@ -96,5 +96,5 @@ class Toolbox:
         return self._tools.get(name)
 
     async def close(self) -> None:
-        """Close the connections to all MCP servers, and end the started servers."""
+        """Close the connections to all MCP servers, and end those that the agent started."""
         await asyncio.gather(*(connection.close() for connection in self._connections))

@@ -88,7 +88,7 @@ def _runs_no_program(folder: Path, boundary: Boundary) -> bool:
     """
     try:
         git = boundary.resolve(str(folder / ".git"))
-        if git.real.name != ".git":  # `.git` is a link to a folder in which the tools may write without a question
+        if git.real.name != ".git":  # `.git` is a link to another folder, in which the tools may write without asking
             return False
         if git.real.is_dir():
             own = common = git.real

@@ -109,7 +109,7 @@ class _Forbidden(OSError):
     """The IP address of a host is not allowed."""
 
     def __init__(self, host: str) -> None:
-        super().__init__(f"{host} is not on the public internet")
+        super().__init__(f"{host} is not on the public internet; fetch a public page")
 
 
 class _GuardedResolver(AbstractResolver):
@@ -244,5 +244,5 @@ class Fetch(BuiltIn):
         page = await fetch_page(arguments["url"])
         text = clipped(page.text, _MAX_TEXT_BYTES) + ("\n[the page goes on]" if page.truncated else "")
         if page.status >= 400:
-            raise ToolError(f"{page.url} answered with status {page.status}: {clipped(page.text, 1000)}")
+            raise ToolError(f"{page.url} answered with status {page.status}; check the URL: {clipped(page.text, 1000)}")
         return ToolOutcome(f"{page.url}\n\n{text}")
