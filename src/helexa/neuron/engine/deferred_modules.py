@@ -71,7 +71,8 @@ class _DeferringLoader(Loader):
 class _DeferredModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
-            raise AttributeError(name)  # the import system and `inspect` read such names, without need of the module
+            # The import system and `inspect` read such names. Reading them must not execute the module.
+            raise AttributeError(name)
         loader = self.__loader__
         assert isinstance(loader, _DeferringLoader)
         loader.execute(self)

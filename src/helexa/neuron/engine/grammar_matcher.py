@@ -119,7 +119,7 @@ class GrammarMatcher:
         # after special tokens: it returns True, but leaves the matcher in a wrong state.
         self._matcher = matcher.deep_copy()
         self._output: list[int] = []
-        self._looks_ahead = True  # whether to match tokens beyond the output; False after that has failed
+        self._looks_ahead = True  # whether to match tokens beyond the output; False after such a match has failed
         self._clock = clock  # function that returns the CPU seconds of the calling thread
         # Called when the matcher has exceeded a limit. All copies of an `LLMatcher` share one lexer. If one copy
         # exceeds a limit of the lexer, all other copies fail, too.

@@ -143,7 +143,7 @@ class PagePool:
             self._add_empty(page)
 
     def drop(self, page_hash: bytes) -> list[int]:
-        """Unregister the page with `page_hash`; return [page] if the page is empty now."""
+        """Unregister the page with `page_hash`; return [page] if it is empty now, else []."""
         page = self._pages.get(page_hash)
         if page is None:
             return []
@@ -178,7 +178,7 @@ class PagePool:
         return page is not None and self._holders[page] > 0
 
     def count_held(self, pages: list[int]) -> int:
-        """Return how many of `pages` have a holder. To share one does not reduce `free`."""
+        """Return how many of `pages` have a holder. Sharing them does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def has_window_page(self, page_hash: bytes) -> bool:

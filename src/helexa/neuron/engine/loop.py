@@ -338,7 +338,7 @@ class Engine:
             self._add(sequence, None, outputs)
         elif len(self._grammars) < self._scheduler.options.max_waiting:
             self._grammars.begin(sequence)
-        # As many sequences may wait for their grammar as for a step.
+        # At most `max_waiting` sequences may wait for the compilation of their grammars.
         else:
             overloaded = GrammarFailure(f"overloaded: {len(self._grammars)} requests already wait; try again later")
             self._add(sequence, overloaded, outputs)

@@ -101,7 +101,7 @@ class PrefixDisk:
         self._lock = threading.Lock()
         self._index: dict[bytes, _Record] = {}
         self._touched: dict[Path, float] = {}  # when the modification time of a segment was last set
-        self._segment = folder  # the segment that `_file` writes; without a meaning while `_file` is None
+        self._segment = folder  # the segment to which `_file` writes; meaningless if `_file` is None
         self._file: BinaryIO | None = None
         self._failed: float | None = None  # time of the last failed write; None if a later write succeeded
         self.size = 0  # bytes of the known records
@@ -114,8 +114,8 @@ class PrefixDisk:
             with suppress(OSError, struct.error):  # the segment was deleted or truncated in the meantime
                 records = _records(segment)
                 self._index.update((key, record) for key, record in records if key != _NO_KEY)
-                # An old segment without records is deleted, because its engine was killed. If it is new, another
-                # engine may have just begun it.
+                # An old segment without records is deleted, because its engine was killed. A new segment may belong to
+                # another engine that has just begun to write.
                 if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
                     segment.unlink()
         self.size = sum(record.length for record in self._index.values())
@@ -148,7 +148,8 @@ class PrefixDisk:
         try:
             with record.segment.open("rb", buffering=0) as file:
                 contents = os.pread(file.fileno(), record.length, record.offset)
-        except FileNotFoundError:  # another engine needed the space, or a user has cleared the prompts
+        # Another engine has deleted the segment to free space, or a user has cleared the prompts.
+        except FileNotFoundError:
             self._forget(record.segment)
             return None
         except OSError as error:
@@ -214,7 +215,7 @@ class PrefixDisk:
                     quoted(error.strerror or error),
                 )
             self._failed = time.monotonic()
-            self.close()  # the last record of the segment may be torn, so no other record may follow
+            self.close()  # the last record of the segment may be incomplete, so no other record may follow
             return None
         if self._failed is not None:
             self._failed = None
@@ -338,10 +339,10 @@ class PrefixDisk:
 
 
 class ReadRecord(NamedTuple):
-    """A record read for a sequence, or (without a key) the end of these records."""
+    """A record that was read for a sequence, or the end mark after its last record."""
 
     sequence_id: int | None  # None: the records were read to measure the disk
-    key: bytes = b""
+    key: bytes = b""  # empty in the end mark
     contents: bytes = b""
     pages: int = 0  # number of pages up to this record; in the end mark, up to the last record that was read
 
@@ -410,7 +411,7 @@ class RecordReader:
 
 
 def _records(segment: Path) -> list[tuple[bytes, _Record]]:
-    """Return the keys and records of a segment, up to the first torn record."""
+    """Return the keys and records of a segment, up to the first incomplete record."""
     records: list[tuple[bytes, _Record]] = []
     with segment.open("rb", buffering=0) as file:
         size, offset = os.fstat(file.fileno()).st_size, 0
@@ -426,7 +427,7 @@ def _records(segment: Path) -> list[tuple[bytes, _Record]]:
 
 
 def _checksum(key: bytes, parts: Sequence[bytes | memoryview]) -> int:
-    # `zlib.crc32` takes longer than reading from the page cache.
+    # xxHash is used, because `zlib.crc32` would take longer than reading the record from the page cache.
     checksum = xxhash.xxh3_64(key)
     for part in parts:
         checksum.update(part)
@@ -444,7 +445,7 @@ def _sizes(root: Path) -> list[tuple[float, int, Path]]:
 
 
 def namespace(model: Path, options: EngineOptions, runner: "Runner") -> str:
-    """Return a digest of all settings that change the contents of a page."""
+    """Return a digest of all files and settings that change the contents of a page."""
     digest = hashlib.sha256(fingerprint(model).encode())
     tower = Path(options.mmproj) if options.mmproj else mmproj_beside(model)
     if options.images and tower is not None:

@@ -94,7 +94,7 @@ class PrefixStore:
         self._held: dict[int, Sequence] = {}  # the sequences that wait for pages from disk, by id
         self._stale: set[int] = set()  # ids of the held sequences whose records were cleared
         self._token_secs = 0.0  # measured seconds to compute a prompt token; 0: unknown
-        self._heard = 0.0  # time of the last record from the reader, or at which a first sequence began to wait
+        self._heard = 0.0  # time of the latest record from the reader, or of the latest start of waiting
         self._silent = self._probing = False  # whether the disk is unreachable, and whether it is measured again
         self._reader = RecordReader(self._depth, self._held.__contains__, self._wake)
         self._ours, self._theirs = socket.socketpair()
@@ -124,7 +124,7 @@ class PrefixStore:
 
         Return True if the sequence must wait until `move` returns it.
         """
-        # The logits of the last token are needed, so it is always computed.
+        # The last token is always computed, because its logits are needed.
         full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
         if full_pages < _LEAST_PAGES or not self._memory.may_reuse(sequence):
             return False
@@ -312,8 +312,9 @@ class PrefixStore:
         for page_hash in sequence.chain[1:]:
             for key in (PAGE + page_hash, WINDOW + page_hash, STATE + page_hash):
                 self._unsaved.pop(key, None)
+                # The writer handles the removal after the queued copies with the same key.
                 if self._writer.ident:
-                    self._copies.put((key, []))  # the writer handles it after the queued copies of the same key
+                    self._copies.put((key, []))
 
     def _holds(self, key: bytes) -> bool:
         """Return whether the KV cache has the page, window page or snapshot of a record."""
@@ -398,7 +399,7 @@ class PrefixStore:
     # The following methods run in the threads of the writer and of the reader.
 
     def _wake(self) -> None:
-        with suppress(OSError):  # the socket is closed, or it is full, so that `select` returns anyway
+        with suppress(OSError):  # the socket is closed; or it is full, and `select` returns without this byte
             self._theirs.send(b"\0")
 
     def _write(self, open_disk: Callable[[], PrefixDisk]) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from helexa.core.errors import HelexaError, ModelFileError
+from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.execution.device_errors import DeviceError, is_device_fault, is_out_of_memory
@@ -65,13 +66,14 @@ def main() -> None:
 def _run(connection: socket.socket, memory_fd: int) -> None:
     """Execute the messages of rank 0 until rank 0 ends."""
     decoder = FrameDecoder(ToRank)
-    rank = None
+    load: LoadRank | None = None
+    rank: Rank | None = None
     while data := connection.recv(1 << 20):
         for message in decoder.feed(data):
             if isinstance(message, LoadRank):
-                rank = _load(connection, message, memory_fd)
+                load, rank = message, _load(connection, message, memory_fd)
                 continue
-            if rank is None:
+            if load is None or rank is None:
                 continue  # the load failed, and rank 0 ends this process when it reads the error
             try:
                 reply = rank.handle(message)
@@ -79,7 +81,7 @@ def _run(connection: socket.socket, memory_fd: int) -> None:
                 # Rank 0 waits for the reply to a request. Other messages have no reply, so the error ends the process.
                 if not isinstance(message, Request):
                     raise
-                reply = _failure(error)
+                reply = _failure(error, load, message)
             if reply is not None:
                 connection.sendall(encode(reply))
 
@@ -106,21 +108,24 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Rank 
     except BrokenPipeError:
         raise
     except Exception as error:
-        report(_failure(error))
+        report(_failure(error, message, message))
         return None
     heaps_and_shared_memory.trim_heaps()
     report(RankLoaded(model.loader.matrix_bytes, ops.step_bytes))
     return Rank(model, ops, options, memory_fd)
 
 
-def _failure(error: Exception) -> RankFailed:
+def _failure(error: Exception, load: LoadRank, message: ToRank) -> RankFailed:
+    """Return the reply to `message`, which failed on the rank that `load` describes."""
     if isinstance(error, ModelFileError):
         return RankFailed("model_file", str(error))
     if isinstance(error, DeviceError):
         return RankFailed("device", str(error))
     if is_out_of_memory(error):
         return RankFailed("out_of_memory", "out of memory")
-    _log.error("loading failed", exc_info=error)
+    _log.error(
+        "rank failed rank=%d message=%s path=%s", load.rank, type(message).__name__, quoted(load.model), exc_info=error
+    )
     if is_device_fault(error):
         return RankFailed("device", str(error).partition("\n")[0])
     return RankFailed("internal", str(error) if isinstance(error, HelexaError) else type(error).__name__)

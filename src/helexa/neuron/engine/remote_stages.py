@@ -58,7 +58,7 @@ Reply = TypeVar("Reply", bound=FromStage)
 
 
 def divide_layers(layer_bytes: Sequence[int], first_bytes: int, free_bytes: Sequence[int]) -> list[range]:
-    """Divide the layers among hosts so that the fullest host is as empty as possible.
+    """Divide layers among hosts to minimize the largest used share of free memory.
 
     Args:
         first_bytes: bytes of the embedding and the output head, which host 0 has in addition to its layers.
@@ -145,7 +145,7 @@ class RemoteStages:
             ModelFileError: a host does not have the model's files, or has other files.
             HelexaError: a host cannot run a stage; the message says why.
         """
-        # This host computes its digest while the stages compute their digests.
+        # This host computes the digest of its files while the stages compute those of their files.
         digest = model_digest(self._model)
         opened = self._replies(StageOpened)
         for stage, reply in zip(self._stages(), opened, strict=True):
@@ -267,7 +267,7 @@ class RemoteStages:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the connections to all stages, which then end."""
+        """Close the connections to all stages, whose processes then end."""
         self._closing = True
         for channel in self._channels:
             channel.close()
@@ -278,7 +278,8 @@ class RemoteStages:
     def _watch(self, stage: int, channel: Channel) -> None:
         wait_until_closed(channel.fileno())
         if not self._closing:
-            end_engine(f"the connection to host {stage} of the group ({self._group.hosts[stage - 1]}) is gone")
+            host = self._group.hosts[stage - 1]
+            end_engine(f"the connection to host {stage} of the group ({host}) is gone; check that its node runs")
 
     def _replies(self, kind: type[Reply]) -> list[Reply]:
         """Wait until each stage has replied; return the replies in the stages' order."""
@@ -320,4 +321,5 @@ class RemoteStages:
             raise self._lost(stage, error) from None
 
     def _lost(self, stage: int, error: ChannelError) -> StageError:
-        return StageError(f"the connection to host {stage} of the group failed: {error}; check that its node runs")
+        host = self._group.hosts[stage - 1]
+        return StageError(f"the connection to host {stage} of the group ({host}) failed: {error}")

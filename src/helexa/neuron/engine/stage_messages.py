@@ -103,7 +103,8 @@ def receive_hidden(channel: Channel, rows: int, width: int) -> Tensor:
         piece = channel.receive_bytes()
         if len(piece) != min(len(data) - filled, _PIECE_BYTES):
             raise ChannelError(
-                f"the other host sent {filled + len(piece)} bytes of hidden states, expected {len(data)}"
+                f"the other host sent {filled + len(piece)} bytes of hidden states, expected {len(data)}; "
+                "load the model again"
             )
         data[filled : filled + len(piece)] = piece
         filled += len(piece)

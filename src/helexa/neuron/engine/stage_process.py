@@ -99,12 +99,13 @@ class StageWorker:
             ChannelError: the engine has closed the connection.
         """
         with self._resources:
+            opened = self._channel.receive(OpenStage)
             try:
-                rank = self._load(self._channel.receive(OpenStage))
+                rank = self._load(opened)
             except ChannelError:
                 raise
             except Exception as error:
-                self._channel.send(_failure(error))
+                self._channel.send(_failure(error, opened))
                 self._channel.receive(ToStage)  # the engine closes the connection after it has read the error
                 return
             while True:
@@ -202,7 +203,7 @@ def _receive(connection: socket.socket, kind: Any) -> Any:
     raise BrokenPipeError("the member of the host group has ended")
 
 
-def _failure(error: Exception) -> StageFailed:
+def _failure(error: Exception, opened: OpenStage) -> StageFailed:
     if isinstance(error, ModelFileError):
         return StageFailed("model_file", str(error))
     if isinstance(error, tensors.TorchRequired):  # raised by a layer after the grant, so a switch to torch is too late
@@ -214,7 +215,7 @@ def _failure(error: Exception) -> StageFailed:
         return StageFailed("device", str(error))
     if isinstance(error, MemoryError | tensors.OutOfMemoryError) or "allocate memory" in str(error):
         return StageFailed("does_not_fit", "the layers do not fit into memory; free memory on this host")
-    _log.exception("loading failed")
+    _log.exception("stage not loaded stage=%d path=%s", opened.stage, quoted(opened.model.absolute))
     return StageFailed("internal", str(error) if isinstance(error, HelexaError) else type(error).__name__)
 
 

@@ -117,7 +117,7 @@ def decode_input(data: bytes) -> StepInput:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
-    raise NotImplementedError(f"{type(value)} in a step")
+    raise NotImplementedError(f"a step cannot contain a value of the type {type(value).__name__}")
 
 
 def array_of(_: type, value: Any) -> NDArray[Any]:
@@ -125,7 +125,7 @@ def array_of(_: type, value: Any) -> NDArray[Any]:
     dtype, shape, data = value
     # An array of objects from received bytes would be pointers chosen by the sender.
     if np.dtype(dtype).hasobject:
-        raise ValueError("an array of objects in a step")
+        raise ValueError(f"a step cannot contain an array of objects (dtype {dtype!r})")
     # A copy, because an array over `bytes` is read-only.
     return np.frombuffer(bytearray(data), dtype).reshape(shape)
 
@@ -219,7 +219,7 @@ class StepBuffers:
                 pages=layout.add_table(step.pages, spans, _rounded(width)),
             )
             layout.send()
-        # Mark the end of the copy. The second call after this one waits for it before it overwrites the host buffer.
+        # Mark the end of the copy. The second call after this one waits for this mark before it overwrites the buffer.
         if self._copied:
             self._copied[self._turn].record()
         on_device = self._device.device

@@ -2,8 +2,8 @@
 
 A launched step samples a token for each row on the device, and is read later (`StepInFlight`).
 
-The steps for each row are: logit bias, penalties, temperature, top-k, top-p, min-p, random draw. `Ops.sample` computes
-them. The random number of a draw depends only on the row's seed and position. The sampled tokens are therefore
+The operations on each row are: logit bias, penalties, temperature, top-k, top-p, min-p, random draw. `Ops.sample`
+computes them. The random number of a draw depends only on the row's seed and position. The sampled tokens are therefore
 independent of other sequences in the batch and of preemptions.
 
 If a grammar rejects a row's token, a second draw with another random number chooses among the allowed tokens. Without

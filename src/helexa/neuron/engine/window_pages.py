@@ -28,7 +28,7 @@ def window_pages_needed(window: int, page_size: int, sequences: int, step_tokens
 
 
 def first_page_in_window(computed: int, window: int, page_size: int) -> int:
-    """Return the first page that a sequence still needs; earlier pages can be freed.
+    """Return the index of the first page that a sequence needs from now on.
 
     The next token of a sequence with `computed` positions reads the last `window` positions, its own included.
     """
@@ -73,7 +73,7 @@ class WindowPages:
         return self.present[page] == 1
 
     def first_needed(self, computed: int) -> int:
-        """Return the first page that a sequence with `computed` positions still needs."""
+        """Return the index of the first page that a sequence with `computed` tokens needs."""
         return first_page_in_window(computed, self._window, self._page_size)
 
     def usable(self, count: int, has_window_page: Callable[[int], bool]) -> int:
@@ -82,7 +82,7 @@ class WindowPages:
         The pages in the window of the next token need their window pages.
 
         Args:
-            has_window_page: returns whether the window page of the page at an index is known.
+            has_window_page: returns whether the window page of the page at an index is available.
         """
         index, first = count - 1, self.first_needed(count * self._page_size)
         while index >= first:

@@ -77,7 +77,10 @@ def start_early() -> None:
 
 
 def take_early() -> EngineProcess | None:
-    """Return the process that `start_early` started, once; None if there is none."""
+    """Return the running process that `start_early` started; None if there is none.
+
+    Only the first call returns the process.
+    """
     if _Early.process is not None and _Early.process.popen.poll() is not None:
         _end_early()
     process, _Early.process = _Early.process, None

@@ -100,8 +100,9 @@ class MemoryGrants:
         positions = granted.pages * request.page_size
         if positions < min(request.context, request.pages * request.page_size):
             log.warning(
-                "context is shorter, because memory is short context=%d requested=%d; unload other models for more",
-                *(positions, request.context),
+                "context is shorter, because memory is short pid=%d device=%s context=%d requested=%d; "
+                "unload other models for more",
+                *(pid, request.device, positions, request.context),
             )
         return granted
 
@@ -109,6 +110,7 @@ class MemoryGrants:
         """Return the bytes that a new engine on `device` may be granted.
 
         Args:
+            free: bytes of free memory that the device reports.
             limit: maximum number of bytes that all engines on the device may be granted; 0 for no limit.
         """
         outstanding = sum(self._outstanding(*entry) for entry in self._living() if entry[1].uses(device))

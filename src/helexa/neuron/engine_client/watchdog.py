@@ -21,7 +21,7 @@ _SLEEPS = "S"  # state of a thread that waits for an event, for example for anot
 async def kill_when_hung(
     child: Child, seconds: float, works: Callable[[], bool], count_messages: Callable[[], int]
 ) -> None:
-    """Kill an engine that has work but makes no progress; return at its end.
+    """Kill an engine that works but makes no progress; return if it ends or is killed.
 
     Args:
         seconds: time limit. `HangDetector` describes when a shorter limit applies.
@@ -71,7 +71,9 @@ class HangDetector:
         return silent
 
     def hangs_after(self, expected_seconds: float, idle_seconds: float) -> float | None:
-        """Record a check without progress; return the exceeded limit or None.
+        """Record a check without progress; return the exceeded limit in seconds.
+
+        Return None if no limit is exceeded.
 
         Args:
             idle_seconds: for how many seconds since the last check all threads of the engine slept (see `IdleTime`).
@@ -99,7 +101,8 @@ class IdleTime:
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
         self._tasks = proc / str(pid) / "task"
-        self._before: dict[str, int] | None = None  # ns in which each thread ran or waited for a core
+        # by thread id: nanoseconds in which the thread ran or waited for a core; None if unknown
+        self._before: dict[str, int] | None = None
 
     def restart(self) -> None:
         """Forget earlier calls: the next call of `since_last_call` returns 0."""

@@ -35,7 +35,7 @@ CONTEXT = 16 * PAGE_SIZE
 
 
 class HeadDrafter(ModelDrafter):
-    """Per sequence: its last hidden states, and its positions in a draft head's cache."""
+    """The last hidden states of a sequence, and its positions in a draft head's cache."""
 
     def forget(self) -> None:
         """Forget the hidden states, because the sequence is computed again."""

@@ -106,17 +106,20 @@ class ImageRows:
 
     @property
     def rows(self) -> Int32 | None:
-        """Indexes of the E rows of image tokens, int32 [E]; None without image tokens."""
+        """Indexes of the E image tokens among all rows of the step, int32 [E].
+
+        None if the step has no image tokens.
+        """
         return int32(self._rows) if self._rows else None
 
     @property
     def embeddings(self) -> Float32 | None:
-        """The embeddings, float32 [image rows, hidden]; None without image tokens."""
+        """Embeddings of the E image tokens, float32 [E, H]; None without image tokens."""
         return np.concatenate(self._embeddings) if self._rows else None
 
     @property
     def deepstack(self) -> Float32 | None:
-        """Values to add to hidden states, float32 [layers, image rows, hidden], or None.
+        """Values to add to the hidden states of the E image tokens, float32 [D, E, H].
 
         The first dimension numbers the first layers of the model, after which the values are added. None if the vision
         tower has no such values, or if the step has no image tokens.
@@ -136,7 +139,10 @@ class ImageRows:
         return axes
 
     def attention_ends(self, positions: Int32) -> Int32 | None:
-        """Return how many tokens each row attends to, int32 [rows]; None if causal."""
+        """Return how many tokens of its sequence each row attends to, int32 [rows].
+
+        Return None if each row attends only to itself and to the tokens before it.
+        """
         if not self._ends:
             return None
         ends = positions + 1

@@ -39,7 +39,7 @@ class OtherProcesses(Protocol):
         ...
 
     def captured(self) -> str | None:
-        """Wait for the captures; return why a process failed to capture, or None."""
+        """Wait for the captures; return why one failed, or None if all succeeded."""
         ...
 
     def forget_graphs(self) -> None:

@@ -240,13 +240,14 @@ class Runner:
             for processes in self._others:
                 error = processes.captured() or error
             if error is not None:
-                _log.warning("graph capture failed error=%s; answers are slower", quoted(error))
+                fields = (quoted(error), bucket.rows, bucket.spans)
+                _log.warning("graph capture failed error=%s rows=%d sequences=%d; answers are slower", *fields)
                 self.forget_graphs()
                 return
 
     @tensors.inference_mode()
     def capture(self, bucket: Bucket) -> str | None:
-        """Capture the graph of a bucket on this rank; return an error text, or None.
+        """Capture the graph of a bucket on this rank; return None, or why this failed.
 
         In a group, all ranks must capture the same buckets in the same order.
 
@@ -256,7 +257,7 @@ class Runner:
         try:
             self.ops.capture(self._forward, self._buffers.load(StepInput.blank(bucket)))
         except RuntimeError as error:
-            capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
+            capture_unsupported = "captur" in str(error)  # the step cannot be captured, but the device works
             if not capture_unsupported and is_device_fault(error):
                 raise
             return str(error)

@@ -196,6 +196,6 @@ def _hidden_rows(entry: PlanEntry, tail: int) -> HiddenRows:
 
 
 def _copies(pairs: Iterator[tuple[int | None, int | None]]) -> Int32:
-    # A sequence without recurrent state has no slot.
+    # A pair that contains None needs no copy: the sequence has no state slot, or there is no snapshot to copy.
     copies = [pair for pair in pairs if None not in pair]
     return int32(copies) if copies else np.empty((0, 2), np.int32)

@@ -14,7 +14,8 @@ class DeviceMemory:
 
     weights: int  # bytes allocated for the weights
     step: int  # bytes allocated by the largest step, in addition to the weights and caches
-    free: int  # bytes of free memory, including unused memory that torch has reserved for this process
+    # bytes that would be free if torch returned all memory of this process, also that of the weights and caches
+    free: int
 
 
 class StepMemory:

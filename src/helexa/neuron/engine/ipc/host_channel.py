@@ -101,7 +101,9 @@ class Channel:
             self._connection.sendall(header)
             self._connection.sendall(body)
         except OSError as error:
-            raise ChannelError(f"could not send to the other host: {error.strerror or error}") from None
+            raise ChannelError(
+                f"could not send to the other host: {error.strerror or error}; check that its node runs"
+            ) from None
 
     def receive(self, kind: type[T] | Any) -> T:
         """Wait for the next message of type `kind`, which may be a union, and return it.
@@ -113,7 +115,9 @@ class Channel:
         try:
             return msgspec.msgpack.decode(body, type=kind)
         except msgspec.DecodeError as error:
-            raise ChannelError(f"unexpected message: {error}") from None
+            raise ChannelError(
+                f"unexpected message of the other host: {error}; install the same helexa version on both"
+            ) from None
 
     def receive_bytes(self) -> bytearray:
         """Wait for the next frame and return its body.
@@ -124,11 +128,16 @@ class Channel:
         length, mac = _HEADER.unpack(_exactly(self._connection, _HEADER.size))
         # The MAC can be checked only after the body is read, so the length of the body is not trusted yet.
         if length > MAX_FRAME_BYTES:
-            raise ChannelError(f"a message of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            raise ChannelError(
+                f"the other host sent a message of {length} bytes, over the limit of {MAX_FRAME_BYTES}; "
+                "install the same helexa version on both"
+            )
         body = _exactly(self._connection, length)
         # The MAC covers the direction, so that an attacker cannot send the frames of this end back to this end.
         if not hmac.compare_digest(mac, self._mac(not self._connected, self._received, body)):
-            raise ChannelError("received data that was not sent by the other host, or was changed on the way")
+            raise ChannelError(
+                "received data that was not sent by the other host, or was changed on the way; load the model again"
+            )
         self._received += 1
         return body
 
@@ -179,7 +188,7 @@ def connect(to: HostAddress, secret: bytes, *, source: str, seconds: float) -> C
         # Each end chooses half of the nonces, so that no recorded handshake can be repeated.
         own = os.urandom(_NONCE_BYTES)
         connection.sendall(_MAGIC + own)
-        reply = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
+        reply = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES, str(to))
         nonces = own + reply[:_NONCE_BYTES]
         if not hmac.compare_digest(reply[_NONCE_BYTES:], _proof(secret, b"accept", nonces)):
             raise SecretError(f"{to} has another secret than this host; use the same [group] secret_file on both")
@@ -220,7 +229,9 @@ def accept(connection: socket.socket, secret: bytes, *, seconds: float) -> Chann
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError):
-            raise ChannelError(f"the handshake with the other host failed: {error.strerror or error}") from None
+            raise ChannelError(
+                f"the handshake with the other host failed: {error.strerror or error}; check that its node runs"
+            ) from None
         raise
     return Channel(connection, ChannelState(_proof(secret, b"session", nonces), connected=False, sent=0, received=0))
 
@@ -250,16 +261,19 @@ def _proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
     return hmac.digest(secret, role + b"\0" + nonces, "sha256")
 
 
-def _exactly(connection: socket.socket, size: int) -> bytearray:
+def _exactly(connection: socket.socket, size: int, sender: str = "the other host") -> bytearray:
+    """Receive exactly `size` bytes. `sender` names the other host in errors."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
         try:
             count = connection.recv_into(view)
         except OSError as error:
-            raise ChannelError(f"could not receive from the other host: {error.strerror or error}") from None
+            raise ChannelError(
+                f"could not receive from {sender}: {error.strerror or error}; check that its node runs"
+            ) from None
         # An empty read means the end of the stream.
         if not count:
-            raise ChannelError("the other host closed the connection")
+            raise ChannelError(f"{sender} closed the connection; see the log of its node")
         view = view[count:]
     return data

@@ -307,7 +307,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """In the message `StepReport`: the result of an `Embed` request."""
+    """Result of `EngineClient.embed`: the embedding of a prompt, or an error."""
 
     id: int
     vector: list[float] = []  # float32 values in the model's hidden size; empty after an error

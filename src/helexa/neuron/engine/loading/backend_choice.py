@@ -47,6 +47,9 @@ def import_torch_for_gpu() -> None:
 def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
     """Call `load`, and call it again with torch if the model requires torch.
 
+    Args:
+        name: name of the model, for the error message and the log.
+
     Returns:
         The result of `load`.
 
@@ -62,7 +65,7 @@ def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
             f"{name}: the native kernels do not support this model ({reason}), and {not_installed('torch', 'gpu')}",
             advice="",
         )
-    _log.info("model is loaded with torch reason=%s", quoted(reason))
+    _log.info("model is loaded with torch model=%s reason=%s", quoted(name), quoted(reason))
     gc.collect()  # free the tensors to which the tracebacks of the failed load refer
     threads = tensors.get_num_threads()
     tensors.use("torch")

@@ -29,7 +29,8 @@ from helexa.neuron.weights.model_file import read_json
 from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint, eagle_tensor_names, head_tensor_names
 
 _log = logging.getLogger("helexa.neuron.engine")
-# Maximum number of tokens that only one of the two vocabularies has. Models of a family may differ in special tokens.
+# Maximum number of tokens that only the draft model or only the model has. Models of a family may differ in special
+# tokens.
 _MOST_MISSING = 128
 
 
@@ -233,7 +234,8 @@ class EaglePart(HeadPart):
         """
         if "speculators_model_type" in read_json(path / "config.json"):
             raise UnsupportedModelError(
-                "heads in the format of the library 'speculators' are not supported; convert it to the EAGLE-3 format"
+                "heads in the format of the library 'speculators' are not supported; convert the head to the EAGLE-3 "
+                "format"
             )
         return SafetensorsCheckpoint(path, eagle_tensor_names)
 
@@ -273,7 +275,9 @@ def _is_eagle_head(path: Path) -> bool:
 
 
 def open_draft(build: Build) -> DraftPart | HeadPart | None:
-    """Open the draft model that the options name, else the model's draft head, if any.
+    """Open the draft model that the options name, else the model's own draft head.
+
+    Return None if there is neither, or if the options, the kernels or an error exclude the model's own head.
 
     Raises:
         ModelFileError: the draft model cannot be used.

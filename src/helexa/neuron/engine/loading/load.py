@@ -87,7 +87,7 @@ def load(
                 f"{error.problem}; only torch can use float32, and {not_installed('torch', 'gpu')}", advice=""
             ) from None
         # Only the text of the error is kept: the error itself would keep the model in memory.
-        _log.warning("model is loaded again in float32 error=%s", quoted(error.problem))
+        _log.warning("model is loaded again in float32 error=%s path=%s", quoted(error.problem), quoted(model_path))
     gc.collect()
     if tensors.uses_torch():
         tensors.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
@@ -175,7 +175,11 @@ def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
 
 
 def _start(build: Build, model: LoadedModel, request: MemoryRequest, grant: MemoryGrant) -> tuple[Runner, float]:
-    """Allocate all caches, check the logits; return the runner and a step's seconds."""
+    """Allocate all caches and check the logits.
+
+    Returns:
+        The runner, and the measured seconds of a step with one token.
+    """
     runner = model.runner(request, grant)
     if build.options.kv_cache_mb:  # so that too little memory makes the load fail and not a later request
         runner.touch_caches()
@@ -305,7 +309,7 @@ def _load_failure(model: Path, error: Exception) -> LoadFailed:
             kind="out_of_memory",
             message=f"{model.name} does not fit into memory{which}; free memory, or load it with a smaller quant",
         )
-    _log.exception("loading failed path=%s", quoted(model))
+    _log.exception("model not loaded path=%s", quoted(model))
     if isinstance(error, HelexaError):
         return LoadFailed(kind="internal", message=str(error))
     return LoadFailed(

@@ -42,7 +42,7 @@ def bind(options: EngineOptions, rank: int) -> None:
     cpus = cpus_for(options, rank)
     if not cpus:
         return
-    # The other ranks inherit the binding and could not find out which CPUs all ranks may use.
+    # The other ranks inherit the binding of this process, so they read from this variable which CPUs all ranks may use.
     os.environ.setdefault(RANK_CPUS, cpu_list(usable_cpus()))
     try:
         # `sched_setaffinity` binds one thread, and libraries may have started others.
@@ -63,7 +63,7 @@ def bind(options: EngineOptions, rank: int) -> None:
 
 
 def cpus_for(options: EngineOptions, rank: int) -> tuple[int, ...]:
-    """Return the CPUs of a rank of an engine; none if the rank is not bound to CPUs."""
+    """Return the CPUs of a rank of an engine; empty if the rank is not bound to CPUs."""
     # A single rank uses all CPUs, and ranks on GPUs do not compute on CPUs.
     if options.device != "cpu" or options.tensor_parallel == 1:
         return ()
@@ -94,7 +94,7 @@ def threads_of_rank(options: EngineOptions, rank: int) -> int:
 
 
 def divide(nodes: Sequence[CpuNode], rank: int, ranks: int) -> tuple[int, ...]:
-    """Return the CPUs of a rank; none if there is only one NUMA node."""
+    """Return the CPUs of a rank; empty if there is only one NUMA node."""
     if len(nodes) < 2:
         return ()
     # Each rank gets adjacent NUMA nodes. If there are more ranks than nodes, several ranks share a node and divide its

@@ -65,7 +65,7 @@ class Rank:
         self._steps = 0
 
     def handle(self, message: ToRank) -> FromRank | None:
-        """Execute a message of rank 0; return the reply, if the message has one.
+        """Execute a message of rank 0, and return its reply; None if it has no reply.
 
         Raises:
             ValueError: a step is damaged or missing.

@@ -112,7 +112,7 @@ class RankProcesses:
 
     def load(self, message: Callable[[int], LoadRank], on_progress: Callable[[int, int], None]) -> None:
         """Send the message `message(rank)` to each rank, which then starts to load."""
-        # `_receive` calls the function, also when another method waits for replies.
+        # `_receive` calls `on_progress`, also when another method waits for replies.
         self._on_progress = on_progress
         for rank, connection in enumerate(self._connections, start=1):
             self._send(rank, connection, message(rank))
@@ -147,7 +147,8 @@ class RankProcesses:
         """
         self._send_all(Allocate(request, grant, measure))
         self._wait(RankAllocated)
-        # All ranks are connected now, so the rendezvous file is deleted. It would remain if the engine were killed.
+        # All ranks are connected now, so the rendezvous file is no longer needed. It is deleted here, because `close`
+        # does not run if the engine is killed.
         shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def measured_memory(self) -> list[DeviceMemory]:
@@ -160,7 +161,7 @@ class RankProcesses:
         self._send_all(CaptureGraph(bucket))
 
     def captured(self) -> str | None:
-        """Wait for the captures; return why a rank cannot capture the graph, or None.
+        """Wait for the captures; return why one failed, or None if all succeeded.
 
         Raises:
             DeviceError, MemoryError, HelexaError: the device of a rank failed.
@@ -228,7 +229,7 @@ class RankProcesses:
                     *(sys.executable, "-P", "-m", "helexa.neuron.engine.rank_process"),
                     *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self._memory_fd)),
                 ],
-                stdin=subprocess.PIPE,  # its end tells the rank that this process has died
+                stdin=subprocess.PIPE,  # end-of-file tells the rank that this process has ended
                 stdout=subprocess.DEVNULL,
                 env=ENVIRONMENT | os.environ,
                 pass_fds=(rank_end.fileno(), self._memory_fd),

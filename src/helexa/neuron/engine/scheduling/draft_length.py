@@ -37,19 +37,22 @@ _LEAST_CONTEXT, _MOST_MISSING = 32, 96
 _CREDIT_SHARE = 0.01
 _FIRST_CREDIT, _MOST_CREDIT = 8.0, 16.0  # in durations of a step without drafts
 _TRIALS = 4  # steps with drafts for which the credit must suffice before the draft model computes missing tokens
-_LEAST_REJECTED, _MOST_REJECTED = 4, 16  # verifications without an accepted draft in a row, then the gate rests
+# Numbers of verifications in a row without an accepted draft, after which the gate rests (see `_should_rest`).
+_LEAST_REJECTED, _MOST_REJECTED = 4, 16
 _FIRST_REST, _LONGEST_REST = 32, 512  # in steps
 _LEAST_GAIN = 1.02  # minimum factor by which drafts must raise the tokens per second
 _LEAST_TESTED = 8  # verified drafts before a gain counts as measured
 _REFRESH_EVERY = 64  # steps with drafts after which a step without drafts measures the duration of such a step
 
 _PRIOR_NGRAM_ACCEPTANCE = 0.8  # assumed acceptance before measurements
-_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT, _SEQUENCE_WEIGHT = 0.6, 4.0, 8.0  # weights in verified drafts
-_MODEL_DECAY, _SEQUENCE_DECAY = 0.99, 0.95  # factor of the counts after each step with drafts
+# Assumed acceptance of a draft model, and the weights of assumptions: numbers of verified drafts that weigh as much.
+_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT, _SEQUENCE_WEIGHT = 0.6, 4.0, 8.0
+# Factors by which each verification reduces the weight of earlier ones: of all sequences, and of the same sequence.
+_MODEL_DECAY, _SEQUENCE_DECAY = 0.99, 0.95
 # A pass counts as at most `_MOST_OUTLIER` times the average duration, because the machine may have been busy.
 _EWMA_WEIGHT, _MOST_OUTLIER = 0.2, 2.0
-_LEAST_MEASURED = 3  # passes with a number of rows before its duration counts as measured
-_OLD_AFTER = 512  # passes after which the duration of a number of rows counts as old
+_LEAST_MEASURED = 3  # number of passes with a row count after which its measured duration is certain
+_OLD_AFTER = 512  # number of passes with other row counts after which the duration of a row count is old
 
 # Assumed relative duration of a pass by its number of rows, until the duration is measured. The numbers are those of
 # the native kernels with 4-bit weights.
@@ -80,7 +83,7 @@ class _Duration:
 
     seconds: float
     count: int  # number of measurements
-    last: int  # number of passes of all row counts up to the last measurement
+    last: int  # number of passes with any row count, up to the latest measurement
 
 
 class PassCost:
@@ -157,7 +160,7 @@ class Acceptance:
     """Accepted share of the verified drafts. Later drafts weigh more.
 
     Args:
-        decay: factor of the counts after each step with drafts.
+        decay: factor by which each recorded step reduces the weight of earlier steps.
     """
 
     def __init__(self, decay: float) -> None:
@@ -170,7 +173,7 @@ class Acceptance:
         self.accepted = self.accepted * self._decay + accepted
 
     def rate(self, prior: float, weight: float) -> float:
-        """Return the acceptance, if `weight` earlier drafts had the acceptance `prior`."""
+        """Return the acceptance as if `weight` more drafts had had the acceptance `prior`."""
         return (self.accepted + prior * weight) / (self.tested + weight)
 
 
@@ -230,7 +233,12 @@ def first_position(length: int, page_size: int) -> int:
 
 
 def is_behind(length: int, end: int) -> bool:
-    """Return whether too many of `length` tokens are missing after the first `end`."""
+    """Return whether a draft model lacks too many tokens of a sequence to catch up.
+
+    Args:
+        length: number of tokens of the sequence.
+        end: position after the last token that the draft model has computed.
+    """
     return length - end > _MOST_MISSING
 
 
@@ -250,12 +258,13 @@ class DraftGate:
         self._pass = PassCost(_FIXED_DRAFT if fixed else _FIXED_STEP * ratio, fixed)
         self._ratio, self._fixed = ratio, fixed
         self._acceptance = Acceptance(_MODEL_DECAY)
-        self._credit: float | None = None  # seconds; None until the duration of a step is known
+        # seconds that drafts without a measured gain may cost; None until the duration of a step is known
+        self._credit: float | None = None
         self._sequences = 1  # number of decoding sequences in the last step
         self._in_a_row = 0  # number of steps since the last step without drafts
         self._rejected = 0  # number of verifications in a row without an accepted draft
         self._rest, self._next_rest = 0, _FIRST_REST  # steps left in the current rest, and steps of the next rest
-        self.gain = 1.0  # estimated tokens per second in the last decode steps, divided by those without drafts
+        self.gain = 1.0  # estimated tokens per second in the last decode steps, divided by the estimate without drafts
 
     @property
     def rests(self) -> bool:
@@ -307,6 +316,8 @@ class DraftGate:
     def ngram_drafts(self, acceptance: Acceptance, most: int, rows: int, sequences: int) -> tuple[int, float]:
         """Return how many of `most` n-gram drafts of a sequence to verify, and their gain.
 
+        The gain is the factor by which these drafts raise the tokens per second of the step.
+
         Args:
             acceptance: acceptance of earlier n-gram drafts of the sequence.
             rows: number of rows of the step without these drafts.
@@ -332,7 +343,12 @@ class DraftGate:
         return 0, 1.0
 
     def prefers_model(self, drafter: ModelDrafter, missing: int, gain: float) -> bool:
-        """Return whether drafts of the draft model gain more than `gain` for a sequence."""
+        """Return whether drafts of the draft model gain more than n-gram drafts.
+
+        Args:
+            missing: number of tokens that the draft model must compute for the first draft.
+            gain: gain of the n-gram drafts (see `ngram_drafts`).
+        """
         if missing > MOST_MODEL_DRAFTS + 1 or self._acceptance.tested < _LEAST_TESTED:
             return False
         rate = self._rate(drafter)
@@ -391,7 +407,7 @@ class DraftGate:
     def _may_catch_up(self, candidate: Candidate, gains: bool) -> bool:
         """Return whether the draft model may compute the missing tokens of a sequence.
 
-        The rule is that of the ski rental problem: the computation is allowed once drafts would have saved as much time
+        The rule is that of the ski rental problem: the computation is allowed if drafts would have saved as much time
         in the output so far as the computation costs. It is also allowed if the credit pays for it.
         """
         cost = self._pass.seconds(candidate.missing)

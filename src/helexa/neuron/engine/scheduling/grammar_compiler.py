@@ -71,9 +71,9 @@ class Grammars:
             self._new.pop(sequence_id, None)
 
     def fetch(self) -> list[tuple[Sequence, GrammarFailure | None]]:
-        """Return the sequences whose grammars were compiled, with the failure or None.
+        """Return the sequences whose compilation has ended, each with its failure or None.
 
-        After a success, the sequence's `matcher` is its grammar matcher.
+        None means success. The sequence's `matcher` is then its grammar matcher.
         """
         with suppress(BlockingIOError):
             self._ours.recv(4096)
@@ -122,7 +122,7 @@ class Grammars:
             except BaseException as error:  # a Rust panic in llguidance is not an Exception
                 result = GrammarFailure(f"the grammar cannot be compiled: {type(error).__name__}")
             self._results.put((sequence, result))
-            with suppress(OSError):  # the socket is closed, or it is full, so that `select` returns anyway
+            with suppress(OSError):  # the socket is closed; or it is full, and `select` returns without this byte
                 self._theirs.send(b"\0")
 
     def _compiler(self) -> "Callable[[str], LLMatcher]":

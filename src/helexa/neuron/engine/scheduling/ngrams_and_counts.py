@@ -18,11 +18,11 @@ from helexa.neuron.engine.scheduling.draft_length import Acceptance
 # Lengths of the n-grams in the index. The long n-gram is looked up first, because a short n-gram may occur in several
 # contexts.
 _LONG, _SHORT = 8, 3
-_MAX_OLDER = 2048  # tokens of the prompt that one call adds to the index, which takes about two milliseconds
+_MAX_OLDER = 2048  # prompt tokens that one call of `Drafter` indexes, in about two milliseconds
 _LEAST_MATCH, _FIRST_MATCH, _MOST_MATCH = 3, 5, 32  # number of tokens that must equal an earlier occurrence
 _LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10  # number of draft tokens
 
-_DECAY = 0.8  # factor on the weight of earlier drafts after each step with drafts
+_DECAY = 0.8  # factor by which each step with drafts reduces the weight of earlier drafts
 _FIRST_CAPACITY = 256
 
 
@@ -35,7 +35,7 @@ class Drafter:
         self.acceptance = Acceptance(_DECAY)
         self._depth = _FIRST_DEPTH
         self._match = _FIRST_MATCH
-        # The index has the n-grams that end directly before a token from `_begin` to `_end`.
+        # The index has the n-grams that are followed by a token at an index from `_begin` to `_end` - 1.
         self._begin = self._end = len(tokens)
         # Hash of an n-gram -> index of the token after its latest occurrence. Hashes need less memory than the n-grams.
         # If two n-grams have the same hash, `draft` compares the tokens and returns no draft.
@@ -45,7 +45,8 @@ class Drafter:
     def may_draft(self) -> bool:
         """Whether `draft` can return tokens once the next token of the sequence is known."""
         self._read()
-        gram_length = _LONG if self._match > _LONG else _SHORT  # a match contains at least this number of known tokens
+        # `draft` will require that `_match` tokens are equal. All of them except the next token are known already.
+        gram_length = _LONG if self._match > _LONG else _SHORT
         return self._match <= _SHORT or hash(tuple(self._tokens[-gram_length:])) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
@@ -67,7 +68,7 @@ class Drafter:
         if accepted == drafted:
             self._depth = min(2 * self._depth, _MOST_DEPTH)
             self._match = _LEAST_MATCH
-        # Some of the drafts were accepted, so the next draft has about as many tokens.
+        # Some of the drafts were accepted, so the next draft is one token longer than the accepted part.
         elif accepted:
             self._depth = max(accepted + 1, _LEAST_DEPTH)
             self._match = max(self._match - 1, _LEAST_MATCH)
@@ -100,18 +101,24 @@ class TokenCounts:
         # known yet. The owner of the list later replaces the placeholder by the token.
         self._tokens = tokens
         self._read = start  # index of the first token that is not counted yet
-        # Arrays and not a dict of counts, because each step needs them as arrays.
+        # The tokens and their counts are in arrays and not in a dict, because each step needs them as arrays.
         self._places: dict[int, int] = {}  # token -> index in the arrays
         self._distinct = np.empty(_FIRST_CAPACITY, np.int32)
         self._counts = np.empty(_FIRST_CAPACITY, np.int32)
 
     def distinct(self) -> NDArray[np.int32]:
-        """Return the known tokens in order of first occurrence, valid until the next call."""
+        """Return the distinct known tokens in order of first occurrence.
+
+        A later call of a method may change the array.
+        """
         self._read_new()
         return self._distinct[: len(self._places)]
 
     def counts(self) -> NDArray[np.int32]:
-        """Return how often each token of `distinct` occurs, valid until the next call."""
+        """Return how often each token in the result of `distinct` occurs.
+
+        A later call of a method may change the array.
+        """
         self._read_new()
         return self._counts[: len(self._places)]
 

@@ -49,7 +49,7 @@ class Memory:
             return []
         full_pages = (len(sequence.tokens) - 1) // self._pages.page_size  # the logits of the last token are needed
         pages = self._pages.match(sequence.chain[1 : full_pages + 1])
-        while len(pages) == len(sequence.chain) - 1 < full_pages:  # pages after a miss need no hash yet
+        while len(pages) == len(sequence.chain) - 1 < full_pages:  # stops at the first page that is not cached
             self.extend_chain(sequence, len(pages) + 1)
             pages += self._pages.match(sequence.chain[-1:])
         if self._states is not None:
@@ -62,7 +62,7 @@ class Memory:
     def missing(self, waiting: Iterable[Sequence]) -> dict[Sequence, int]:
         """Return an upper bound of the tokens that each waiting sequence must compute."""
         missing: dict[Sequence, int] = {}
-        # A new long prompt is looked up over several steps. Until then, its number is too high.
+        # A new long prompt is looked up over several steps. Until its lookup is complete, its bound is too high.
         budget = _MAX_NEW_MATCHES
         for sequence in waiting:
             known = sequence.matched
@@ -72,7 +72,7 @@ class Memory:
         return missing
 
     def cached_pages(self, sequence: Sequence, limit: int | None = None) -> int:
-        """Return the number of pages of `computed_before`, without a walk over all pages.
+        """Return how many pages `computed_before` returns, without a walk over all pages.
 
         Args:
             limit: number of leading pages to look up at most; None for all full pages.
@@ -82,7 +82,7 @@ class Memory:
         full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
         chain, holds = sequence.chain, self._pages.holds
         matched = min(sequence.matched, full_pages)
-        if matched and not holds(chain[matched]):  # evicted since the last call
+        if matched and not holds(chain[matched]):  # the last matched page was evicted
             # The bisection is exact if no cached page follows a page that is not cached. This is nearly always the
             # case, because pages at the end of a sequence are evicted first.
             matched = bisect_left(range(matched), True, key=lambda index: not holds(chain[index + 1]))
@@ -107,7 +107,7 @@ class Memory:
         return self._pages.free - sum(max(self._needed(other) - len(other.pages), 0) for other in running)
 
     def pages_to_start(self, sequence: Sequence, prefix: list[int]) -> int:
-        """Return the pages by which a start with the cached pages `prefix` reduces `room`."""
+        """Return by how many pages a start with the cached pages `prefix` reduces `room`."""
         return self._needed(sequence) - self._pages.count_held(prefix)
 
     def may_fit(self, sequence: Sequence, room: int, limit: int | None = None) -> bool:
@@ -141,9 +141,9 @@ class Memory:
         self._release_unseen(sequence)
 
     def take_restore(self, sequence: Sequence) -> int | None:
-        """Return and unpin the slot of the snapshot that the next step copies, if any.
+        """Unpin and return the slot of the snapshot that the next step must copy.
 
-        The caller must add the copy to the plan of the next step.
+        Return None if there is no snapshot to copy. The caller must add the copy to the plan of the next step.
         """
         slot, sequence.restore = sequence.restore, None
         if self._states is not None and slot is not None:
@@ -178,7 +178,8 @@ class Memory:
     def prepare_drafts(self, sequence: Sequence, drafter: ModelDrafter) -> None:
         """Find pages that the draft model has computed, if the drafter is far behind."""
         length = len(sequence.tokens)
-        released = sequence.unseen * self._pages.page_size  # positions in pages that other sequences may use now
+        # number of positions in released pages, which other sequences may use now
+        released = sequence.unseen * self._pages.page_size
         if not drafter.end or drafter.end < released or is_behind(length, drafter.end):
             self._find_drafted(sequence, drafter)
         drafter.end = min(drafter.end, length - 1)  # the draft model computes at least one token to draft
@@ -220,7 +221,10 @@ class Memory:
             sequence.slot = None
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Release and unregister a sequence's pages; return the parts without a holder."""
+        """Release and unregister a sequence's pages; return those without another holder.
+
+        The result has the numbers of the parts of these pages (see `PagePool.parts`).
+        """
         self.on_discard(sequence)
         pages = sequence.pages[sequence.unseen if self._windows is None else 0 :]
         self._pages.forget(pages)
@@ -306,13 +310,13 @@ class Memory:
     def has_page(self, sequence: Sequence) -> bool:
         """Return whether the page after the cached pages of a sequence is in memory.
 
-        This is possible only for a model with recurrent layers, if the later pages have no snapshot.
+        If so, the sequence cannot start after this page, because a snapshot or a window page is missing.
         """
         following = sequence.computed // self._pages.page_size + 1
         return following < len(sequence.chain) and self._pages.holds(sequence.chain[following])
 
     def most_lost(self, tokens: int) -> int:
-        """Return the smallest miss to report, in tokens.
+        """Return the smallest miss to report, in tokens, but at least `tokens`.
 
         Between two snapshots, a model with recurrent layers computes tokens again although their pages are cached. The
         smallest miss is therefore larger than the interval of snapshots.
@@ -326,7 +330,7 @@ class Memory:
         ends = (
             # The next message of the conversation continues near the end of this prompt.
             (len(request.prompt) - 1) // page_size * page_size,
-            # The client may change the last user message.
+            # A later prompt may have another last user message.
             request.turn // page_size * page_size,
             (position // _SNAPSHOT_INTERVAL + 1) * _SNAPSHOT_INTERVAL,
         )

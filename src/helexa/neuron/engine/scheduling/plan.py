@@ -94,6 +94,9 @@ def rejection_masks(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
 
     Args:
         tokens: the sampled token of each row of logits.
+
+    Returns:
+        The masks by index in `tokens`.
     """
     # Tokens after a rejected draft are not checked, because they are not used.
     masks: dict[int, Mask] = {}

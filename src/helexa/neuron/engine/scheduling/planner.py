@@ -141,7 +141,7 @@ class Planner:
             remaining = self._options.max_step_tokens - sum(plan.values())
             rows = sum(plan.get(sequence, 0) for sequence in decoding)
             for sequence in decoding:
-                if sequence in plan and sequence.decoding:  # False if it was preempted and restarted
+                if sequence in plan and sequence.decoding:  # a preempted and restarted sequence does not decode
                     drafts[sequence] = self._draft(sequence, remaining, rows, len(decoding))
                     rows += len(drafts[sequence][0])
                     remaining -= len(drafts[sequence][0])
@@ -168,7 +168,7 @@ class Planner:
             self._queues.suspects.rotate(-1)
             if sequence.id not in self._queues.running:
                 if sequence is not self._queues.waiting.first:
-                    continue  # a preempted sequence, which is older, must start first
+                    continue  # an older sequence, which was preempted, must start first
                 self._queues.start(sequence, self._memory.computed_before(sequence))
             if self._place(sequence, min(sequence.pending, self._controller.max_prompt_tokens), plan):
                 break
@@ -183,10 +183,10 @@ class Planner:
             sequence_limit = limits.tokens_for(sequence)
             if sequence.pending > remaining and sequence_limit >= remaining:
                 # Half of the tokens go to other prompts, so that a short prompt does not wait for all chunks of
-                # `sequence`. `sequence` gets the other half, so that short prompts that keep arriving never stop it.
+                # `sequence`. `sequence` gets the other half, so that a series of short prompts never stops it.
                 limits.widen(sequence, remaining // 2)
                 remaining -= self._add_shortest(remaining // 2, sequence, plan, limits)
-                if remaining > 0:  # an image of another prompt may have taken more than its half
+                if remaining > 0:  # an image of another prompt may have taken all tokens
                     self._place(sequence, remaining, plan)
                 break
             remaining -= self._take(sequence, min(sequence.pending, sequence_limit, remaining), plan, limits)
@@ -232,7 +232,10 @@ class Planner:
         return min(candidates, key=lambda sequence: (places[sequence.principal], sequence.place), default=None)
 
     def _add_shortest(self, budget: int, chunked: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Add up to `budget` tokens of other prompts, shortest first; return the number."""
+        """Add up to `budget` tokens of the shortest prompts; return the number of tokens.
+
+        The prompt `chunked` and prompts that are already in `plan` get no tokens.
+        """
         remaining = budget
         shortest = self._shortest(chunked, plan, limits)
         while remaining > 0 and (sequence := next(shortest, None)):
@@ -299,7 +302,7 @@ class Planner:
         return self._room
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Add up to `count` prompt tokens to `plan` and `limits`; return their number."""
+        """Add up to `count` prompt tokens to `plan`; return how many, and update `limits`."""
         planned = self._place(sequence, count, plan)
         limits.take(sequence, planned)
         return planned
@@ -331,7 +334,10 @@ class Planner:
         return count
 
     def _until_image(self, sequence: Sequence, images: PromptImages, count: int) -> int:
-        """Return `count`, changed so that the images in the chunk fit into the step."""
+        """Return `count`, changed so that the images in the chunk fit into the step.
+
+        Return 0 if the sequence must wait for the next step.
+        """
         computed = sequence.computed
         for start, tokens in images.begun(computed, computed + count):
             if self._image_tokens and self._image_tokens + tokens > self._options.max_step_tokens:
@@ -409,7 +415,7 @@ class Planner:
         return drafts
 
     def _model_drafter(self, sequence: Sequence) -> ModelDrafter | None:
-        """Return the drafter of a sequence; None if the draft model cannot draft."""
+        """Return the drafter of a sequence; None if the draft model cannot draft for it."""
         assert self._draft_limits is not None
         drafter, length = sequence.model_drafter, len(sequence.tokens)
         if self._draft_limits.is_head:  # `HeadModel.keep` creates the drafter of a draft head

@@ -76,14 +76,17 @@ class PromptImages:
         return ends
 
     def begun(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield (first index, number of tokens) of each image that begins in a chunk."""
+        """Yield (first index, number of tokens) of each image that begins in a chunk.
+
+        The chunk has the tokens of the prompt from `start` to `stop` (exclusive).
+        """
         for image_range in self.overlapping(start, stop):
             # An image may have several ranges (tiles). Its first range has the image's first token.
             if not image_range.first and image_range.start >= start:
                 yield image_range.start, self._tokens[image_range.image]
 
     def chunk_end(self, start: int, stop: int) -> int:
-        """Return an end near `stop` for a chunk that cuts no indivisible image."""
+        """Return `stop`, moved so that the chunk from `start` cuts no indivisible image."""
         if not self._traits.whole:
             return stop
         for image_range in self.overlapping(stop - 1, stop):

@@ -87,7 +87,7 @@ class Queues:
         self.recent = RecentPrompts(memory)  # the latest long prompts, which explain why a prompt was not cached
         self.prompt_tokens = 0  # number of prompt tokens of all sequences that have started
         self.cached_prompts = 0  # number of started prompts whose beginning was found in the KV cache
-        self.cached_tokens = 0  # number of these prompt tokens that were found in the KV cache
+        self.cached_tokens = 0  # number of the tokens in `prompt_tokens` that were found in the KV cache
 
     def cancel(self, sequence_id: int) -> bool:
         """Remove a sequence and free its pages; return False if there is no such sequence."""
@@ -104,7 +104,7 @@ class Queues:
     def start(self, sequence: Sequence, prefix: list[int]) -> None:
         """Move a waiting sequence to `running`, with the cached pages `prefix`."""
         self.waiting.remove(sequence)
-        # A preempted sequence may be older than running ones. Preemption needs the order of arrival.
+        # A preempted sequence may be older than running ones. Preemption needs `running` in the order of arrival.
         newer = list(takewhile(lambda other: other.arrival > sequence.arrival, reversed(self.running.values())))
         self.running[sequence.id] = sequence
         for other in reversed(newer):

@@ -42,7 +42,8 @@ class Sequence:
     cached_reported: bool = False  # whether an output has reported `cached`
     # hash of the page that ends the first half of a long prompt with a prefix key; None before the end of the prefill
     half_page: bytes | None = None
-    miss: PrefixMiss | None = None  # why a long beginning that was computed before was not in the KV cache
+    # why a long beginning that was computed for an earlier prompt was not in the KV cache; None without such a miss
+    miss: PrefixMiss | None = None
     # the embedding of the prompt, as far as it is computed; None for a sequence that generates tokens
     pooled: PooledVector | None = None
     matcher: GrammarMatcher | None = None  # grammar matcher of the output; None without a grammar
@@ -99,7 +100,7 @@ class Sequence:
 
     @cached_property
     def output_counts(self) -> TokenCounts:
-        """Counts of the output's token ids, including the output of an earlier request."""
+        """Counts of the output's token ids, with the last `prior_output` prompt tokens."""
         return TokenCounts(self.tokens, max(len(self.request.prompt) - self.request.prior_output, 0))
 
     @cached_property
@@ -164,6 +165,7 @@ class Sequence:
         Args:
             begun: start of the step in seconds of `time.perf_counter`.
             tokens: number of tokens of this sequence that the step computed.
+            batch: number of sequences in the step.
         """
         if len(self.steps) < MAX_TRACED_STEPS:
             begun_ms = (begun - self.arrived) * 1e3

@@ -27,7 +27,7 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 # Cost model.
 _LINE_DECAY = 0.97  # factor by which each new decode-only step reduces the weight of earlier ones
 _MIN_SPREAD = 0.02  # ratio of the row counts' standard deviation to their mean below which the slope is unknown
-_MAX_OUTLIER = 3.0  # slower steps are clipped to this multiple of their prediction: the machine may have slept
+_MAX_OUTLIER = 3.0  # a slower step counts as this multiple of its prediction, because the machine may have slept
 _EWMA_WEIGHT = 0.25  # weight of the latest step in moving averages
 _WORST_OF = 4  # number of latest steps of which the slowest counts, because the load from other processes varies
 
@@ -46,8 +46,9 @@ _ROW_MULTIPLE = 8  # a mixed step has a multiple of this many rows, because a st
 
 # Fair share.
 _FAIR_STRETCH = 1.6
-_FAIR_STEP_EVERY = 16  # number of steps after which one is a fair step, to measure its duration
-_LIGHT_STEP_EVERY = 8  # number of steps after which one has no prompt tokens of heavy principals, to measure decoding
+_FAIR_STEP_EVERY = 16  # one of this many steps is a fair step, so that its duration is measured
+# One of this many steps has no prompt tokens of heavy principals, so that the duration of decoding is measured.
+_LIGHT_STEP_EVERY = 8
 _FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until the cost of a prompt token is known
 _MIN_HEAVY_TOKENS = 16  # minimum prompt tokens of heavy principals, because fewer would cost nearly as much time
 _MAX_OVERRUN = 8.0  # maximum excess time, in durations of a fair step
@@ -178,7 +179,7 @@ class StepController:
         self._max_seconds = step_seconds * _LIMIT_SHARE
         self._step = 0
         self._mixed_run = 0  # number of steps with decode rows and prompt tokens since the last decode-only step
-        self._rows = 0  # last maximum number of decode rows
+        self._rows = 0  # last maximum number of decode rows; the next maximum is at most twice as high
         self._heavy: frozenset[str] = frozenset()
         # predicted seconds of a fair step; None if unknown, or if only one principal has sequences
         self._fair_seconds: float | None = None
@@ -206,8 +207,8 @@ class StepController:
         if not rows or not self._max_mixed_tokens:
             return most
         most = min(most, self._max_mixed_tokens)
-        # The time limit depends on `width`. With `rows`, a few decoding sequences would delay the prefill of many
-        # others.
+        # The time limit depends on `width`. If it depended on `rows` alone, a few decoding sequences would delay the
+        # prefill of many others.
         tokens = min(most, self._mixed_tokens(rows, width), limits.prompt_tokens or most)
         if tokens >= 2 * _ROW_MULTIPLE:  # round to the nearest multiple, so that prompts lose no tokens on average
             tokens = min(most, (rows + tokens + _ROW_MULTIPLE // 2) // _ROW_MULTIPLE * _ROW_MULTIPLE - rows)
