@@ -21,7 +21,9 @@ _SLEEPS = "S"  # state of a thread that waits for an event, for example for anot
 async def kill_when_hung(
     child: Child, seconds: float, works: Callable[[], bool], count_messages: Callable[[], int]
 ) -> None:
-    """Kill an engine that works but makes no progress; return if it ends or is killed.
+    """Kill an engine that has work but makes no progress.
+
+    Return after the engine has ended or was killed.
 
     Args:
         seconds: time limit. `HangDetector` describes when a shorter limit applies.
