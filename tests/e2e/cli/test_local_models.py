@@ -179,7 +179,7 @@ def test_rm_removes_the_named_models_and_fails_for_an_unknown_one(helexa, fetch,
     assert helexa("rm").returncode == 2
 
 
-def test_rm_removes_only_after_a_confirmation(environ, fetch):
+def test_rm_removes_models_only_after_the_user_has_confirmed(environ, fetch):
     fetch("org/tiny")
     for key, remaining in (("n", 1), ("y", 0)):
         screen = Screen(["rm", "org/tiny"], environ)

@@ -194,7 +194,7 @@ def test_code_copied_from_the_playground_sends_the_request_of_the_playground(sig
     assert "".join(printed)
 
 
-def test_dead_node_is_shown_with_its_reason(sign_in: SignIn, stack: Stack) -> None:
+def test_dead_node_is_listed_with_the_reason_for_its_failure(sign_in: SignIn, stack: Stack) -> None:
     page = sign_in()
     page.locator(".node").get_by_text("up", exact=True).wait_for()
     stack.node.process.kill()

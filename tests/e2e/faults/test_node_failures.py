@@ -327,7 +327,7 @@ async def test_request_is_answered_by_another_node_if_a_node_fails_before_its_re
         assert fleet.hosts[0].node.bodies  # the failing node got a request
 
 
-async def test_two_nodes_answer_all_requests_after_three_have_died() -> None:
+async def test_two_of_five_nodes_answer_all_requests_after_three_have_died() -> None:
     async with running("a", "b", "c", "d", "e") as fleet:
         for host in fleet.hosts[:3]:
             await host.kill()

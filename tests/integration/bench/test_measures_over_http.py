@@ -140,7 +140,7 @@ def test_deltas_of_tool_calls_count_as_generated_output() -> None:
     assert [(call.name, call.arguments) for call in record.tool_calls] == [("add", '{"a": 1}')]
 
 
-def test_time_per_output_token_counts_tokens_if_a_chunk_has_several() -> None:
+def test_time_per_output_token_counts_all_tokens_of_a_chunk_with_several() -> None:
     """TPOT is computed from the token count, inter-chunk latency from the chunks' times."""
     _, measures = record_and_measures(
         Step(0.6, [delta_chunk("one two three four ")]),

@@ -64,7 +64,7 @@ def test_openai_request_is_retried_without_rejected_parameters() -> None:
     assert [record.deltas[0].at - record.sent for record in records] == pytest.approx([0.5, 0.5])
 
 
-def test_anthropic_request_is_retried_without_rejected_parameter() -> None:
+def test_anthropic_request_is_retried_without_a_rejected_parameter() -> None:
     stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}
     text = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}
     success = Script([Step(0.5, [text, stop, {"type": "message_stop"}])])

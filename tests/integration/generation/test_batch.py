@@ -52,7 +52,7 @@ def test_failed_prompt_ends_the_batch_by_default_with_a_batch_error(scripted):
     assert len(target.requests) <= 3
 
 
-def test_only_the_prompt_that_crashes_the_engine_fails(scripted):
+def test_batch_prompt_that_crashes_the_engine_fails_no_other_prompt(scripted):
     target, model = scripted
     prompts = [f"p{number} a b c" for number in range(12)]
     prompts[5] = "crash a b c"

@@ -69,7 +69,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(("action", "number"), [("leave", None), ("wait", signal.SIGKILL), ("wait", signal.SIGINT)])
-def test_private_engine_ends_when_the_process_that_started_it_ends(tmp_path, action, number):
+def test_private_engine_ends_when_its_parent_process_ends(tmp_path, action, number):
     process, engine = started(make_model(tmp_path), action)
     with process:
         if number is not None:

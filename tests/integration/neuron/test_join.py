@@ -68,7 +68,7 @@ model_id = "helexa/small"
 """
 
 
-def test_join_inserts_its_lines_above_the_toml_tables_and_keeps_comments(tmp_path):
+def test_join_command_inserts_lines_above_the_toml_tables_and_keeps_comments(tmp_path):
     path = tmp_path / "neuron.toml"
     path.write_text(TEXT)
     path.chmod(0o640)

@@ -149,7 +149,7 @@ def test_comparison_table_shows_sampled_decoding_as_a_share_of_greedy_decoding()
 
 
 @pytest.mark.parametrize("name", ["decode", "decode@0", "decode@1:", "prefill@512:64", "prefill@-1", "encode@4", ""])
-def test_invalid_row_name_is_rejected(name):
+def test_invalid_benchmark_row_name_is_rejected(name):
     from support.rows import parse_rows
 
     with pytest.raises(argparse.ArgumentTypeError, match="is no row"):

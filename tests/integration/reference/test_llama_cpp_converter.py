@@ -154,13 +154,13 @@ def converted(
     return Converted(reference, file, 512 if small else byte_level_bpe.get_vocab_size())
 
 
-def test_logits_of_files_from_llama_cpps_converter_differ_only_by_rounding(converted: Converted) -> None:
+def test_logits_of_llama_cpp_converted_files_equal_transformers_up_to_rounding(converted: Converted) -> None:
     assert_rounding(converted, limit=0.01)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "dtype", "limit"), [("f16", torch.float16, 0.01), ("bf16", torch.bfloat16, 0.05)])
-def test_logits_of_converted_files_with_16_bit_matrices_differ_only_by_rounding(
+def test_logits_of_converted_16_bit_matrices_equal_transformers_up_to_rounding(
     kind: str, dtype: torch.dtype, limit: float, sentencepiece_model: bytes, tmp_path: Path
 ) -> None:
     reference = tiny_model(tmp_path, **VARIANTS["llama"] | {"model_type": "llama", "vocab_size": 512})
@@ -173,7 +173,7 @@ def test_logits_of_converted_files_with_16_bit_matrices_differ_only_by_rounding(
 
 
 @pytest.mark.nightly
-def test_logits_of_the_converted_text_model_of_muse_glimmer_differ_only_by_rounding(
+def test_logits_of_converted_muse_glimmer_equal_transformers_up_to_rounding(
     byte_level_bpe: tokenizers.Tokenizer, tmp_path: Path
 ) -> None:
     text = {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 40, "vocab_size": 50_304}

@@ -72,6 +72,6 @@ def test_unknown_keys_beside_former_keys_are_still_errors(tmp_path: Path, text: 
         read(tmp_path, text)
 
 
-def test_variable_for_a_former_key_is_rejected_if_the_file_has_no_table_there(tmp_path: Path) -> None:
+def test_variable_for_a_former_key_is_rejected_if_its_table_is_a_plain_value(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="APP_ENGINE__CACHE__BUDGET: 'engine' is a value, not a section"):
         read(tmp_path, "engine = 1", APP_ENGINE__CACHE__BUDGET="3")

@@ -71,7 +71,7 @@ def test_input_of_a_string_becomes_a_user_message() -> None:
     assert [turn.for_template() for turn in parse().chat().messages] == [{"role": "user", "content": "hi"}]
 
 
-def test_consecutive_items_of_the_assistant_become_one_message() -> None:
+def test_consecutive_assistant_items_of_a_response_input_become_one_message() -> None:
     second = CALL | {"call_id": "c2"}
     summary = [{"type": "summary_text", "text": "hm"}]
     conversation = [
@@ -475,7 +475,7 @@ def test_custom_tool_call_in_the_output_has_its_input_text(arguments: list[str],
     assert "arguments" not in item
 
 
-def test_tools_in_an_additional_tools_item_are_offered() -> None:
+def test_tools_in_an_additional_tools_item_are_offered_to_the_model() -> None:
     """Codex sends all tools in such an item for some models."""
     spaces = [{"type": "namespace", "name": "agents", "tools": [FUNCTION]}, FUNCTION | {"name": "g"}]
     item = {"type": "additional_tools", "role": "developer", "tools": spaces}
@@ -494,7 +494,7 @@ def test_tools_in_an_additional_tools_item_are_offered() -> None:
         parse(input=[{"type": "additional_tools", "tools": "x"}, message_item("Hi", "user")]).chat()
 
 
-def test_tool_search_is_ignored_and_tools_in_its_output_are_offered() -> None:
+def test_tool_search_tool_is_ignored_and_tools_in_its_output_are_offered() -> None:
     search = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {}}
     call = {"type": "tool_search_call", "call_id": "c1", "arguments": {"query": "mail"}}
     result = {"type": "tool_search_output", "call_id": "c1", "tools": [FUNCTION | {"name": "send"}]}

@@ -202,7 +202,7 @@ async def test_status_command_exits_with_code_3_if_the_gateway_is_unreachable() 
 @pytest.mark.parametrize(
     "response_bytes", [b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}", b'HTTP/1.0 200 OK\r\n\r\n{"data":[{"id":"m"}]}']
 )
-async def test_status_command_on_a_server_that_is_no_gateway_prints_one_line(response_bytes: bytes) -> None:
+async def test_status_command_on_a_server_that_is_not_a_gateway_prints_one_line(response_bytes: bytes) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(response_bytes)

@@ -236,7 +236,7 @@ async def test_response_that_the_application_breaks_off_closes_the_connection(me
     assert content in (b"abc", b"3\r\nabc\r\n")
 
 
-async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_closed_after_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 1000.0)
     async with listening(hello, keep_alive_secs=0.05) as (_, connect):
         assert (await final_response(await connect(), GET % b"a"))[1].endswith(b"0\r\n\r\n")

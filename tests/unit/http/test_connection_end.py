@@ -289,7 +289,7 @@ async def test_partial_request_head_times_out_before_the_keep_alive_time(monkeyp
         assert (await final_response(await connect(), GET % b"a" + b"GET / HT"))[1].endswith(b"0\r\n\r\n")
 
 
-async def test_server_error_while_parsing_gives_a_500(
+async def test_internal_error_while_parsing_a_request_gives_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "target", lambda url: 1 // 0)

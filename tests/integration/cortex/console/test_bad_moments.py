@@ -279,7 +279,7 @@ def test_failed_load_is_shown_with_its_reason(sign_in: SignIn, fleet: FakeFleet)
     expect(row).to_have_count(0)
 
 
-def test_dead_node_is_shown_with_its_reason(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_dead_node_is_listed_with_the_reason_for_its_failure(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in()
     page.get_by_role("button", name="Actions for n2", exact=True).wait_for()
     fleet.nodes["n2"].down = True

@@ -117,7 +117,7 @@ async def test_sign_in_denied_by_the_oidc_provider_leads_to_the_sign_in_failed_p
         assert last == "/#/sign-in-failed" and not session["signed_in"]
 
 
-async def test_callback_url_of_another_browser_is_rejected(gateway: Cortex, provider: Provider) -> None:
+async def test_oidc_callback_url_opened_in_another_browser_is_rejected(gateway: Cortex, provider: Provider) -> None:
     """An attacker cannot sign a victim in to the attacker's account with a link."""
     async with Browser(gateway) as attacker, Browser(gateway) as victim:
         async with attacker.session.get(f"{gateway.url}/console/oidc/login", allow_redirects=False) as response:

@@ -129,7 +129,7 @@ def test_account_that_is_no_admin_sees_only_its_own_data(sign_in: SignIn, fleet:
     assert page.get_by_text("bob").count() == 0
 
 
-def test_usage_shows_costs_and_the_last_24_hours(sign_in: SignIn) -> None:
+def test_usage_page_shows_costs_and_the_usage_of_the_last_24_hours(sign_in: SignIn) -> None:
     page = sign_in(view="usage")
     page.get_by_role("button", name="24 hours").click()
     page.get_by_text("per hour").wait_for()

@@ -82,7 +82,7 @@ async def test_released_tokens_above_a_lowered_cap_are_not_available_again(url: 
         assert isinstance(await try_reserve(ledger, holder(50), 5), Reservation)
 
 
-async def test_tokens_reserved_by_one_key_do_not_reduce_the_budget_of_another(url: str):
+async def test_tokens_reserved_by_one_key_do_not_reduce_the_budget_of_another_key(url: str):
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(100, f"key-{n}"), 100) for n in range(20)))
         assert all(isinstance(outcome, Reservation) for outcome in outcomes)

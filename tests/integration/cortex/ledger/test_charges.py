@@ -60,7 +60,7 @@ async def test_query_of_charges_stops_soon_after_the_row_limit(url: str, monkeyp
         assert len(await ledger.charges(range(today, today + 1), ["model"])) > 1
 
 
-async def test_query_of_charges_by_an_unknown_column_is_rejected(url: str) -> None:
+async def test_query_of_charges_grouped_by_an_unknown_column_is_rejected(url: str) -> None:
     async with ledger_helpers.running(url) as [ledger]:
         for groups, filters in ((["node"], {}), ([], {"node": "n"})):
             with pytest.raises(ValueError, match="node"):

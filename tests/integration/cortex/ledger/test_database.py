@@ -42,7 +42,7 @@ def test_batch_is_split_into_statements_within_sqlites_variable_limit(most: int)
     connection.close()
 
 
-async def test_sql_placeholders_may_repeat_in_any_order(database: Database):
+async def test_sql_placeholders_may_be_repeated_and_used_in_any_order(database: Database):
     assert await database.execute(INSERT, "k", 1, 5) == 1
     assert await database.execute("UPDATE windows SET spent = $2 WHERE window_id = $1 AND spent <> $2", 1, 7) == 1
     assert await database.execute("UPDATE windows SET spent = 0 WHERE key_id = $1", "other") == 0

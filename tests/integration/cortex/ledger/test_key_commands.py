@@ -66,7 +66,7 @@ async def test_first_key_is_created_before_any_gateway_ran(config: str, url: str
         assert "the ledger test_" in out
 
 
-async def test_keys_create_accepts_option_models_several_times(config: str) -> None:
+async def test_command_keys_create_accepts_option_models_several_times(config: str) -> None:
     with Path(config).with_name("models.toml").open("a") as file:
         file.write('gone = "Org/Gone"\n')
     models = ["--models", "Org/M", "--models", "Org/A, Org/B"]
@@ -126,7 +126,7 @@ async def test_errors_of_key_commands_are_one_line(
     assert message in err
 
 
-async def test_keys_revoke_with_an_account_name_lists_the_keys_of_the_account(config: str) -> None:
+async def test_command_keys_revoke_with_an_account_name_lists_the_keys_of_the_account(config: str) -> None:
     for key_id in ("ana-1", "ana-2"):
         await run("keys", "create", "--account", "ana", "--key-id", key_id, "-c", config)
     await run("keys", "revoke", "ana-1", "-c", config)

@@ -45,7 +45,7 @@ def test_lease_covers_only_reservations_within_its_tokens_window_and_cap():
     assert not lease.has(holder(100, window=Window("rolling", 60)), 20, 4599.0)
 
 
-def test_lease_of_a_budget_window_that_starts_later_is_valid_only_within_the_clock_skew():
+def test_lease_for_a_future_budget_window_is_valid_only_within_the_clock_skew():
     lease = Lease("key", 1000, HOUR, 4600.0, 100, granted=50)
     assert lease.has(holder(100, window=HOUR), 20, 1000.0 - CLOCK_SKEW_SECS)
     assert not lease.has(holder(100, window=HOUR), 20, 999.0 - CLOCK_SKEW_SECS)
@@ -84,7 +84,7 @@ def test_gateway_without_heartbeats_is_declared_dead_after_the_timeout():
     assert detector.find_dead([(2, 10), (3, 0)], 119.0) == [(2, 10)]
 
 
-def test_pause_of_the_process_that_detects_dead_gateways_marks_none_as_dead():
+def test_pause_of_the_gateway_that_detects_dead_gateways_marks_no_gateway_as_dead():
     detector = DeadGatewayDetector(10.0)
     assert detector.find_dead([(1, 5)], 100.0) == []
     assert detector.find_dead([(1, 5)], 110.0) == []

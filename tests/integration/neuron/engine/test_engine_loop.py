@@ -185,7 +185,7 @@ def test_device_error_ends_the_engine_and_marks_its_requests_as_retryable():
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), torch.OutOfMemoryError("x"), AssertionError("x")])
-def test_error_that_is_no_device_error_fails_only_its_request(error: Exception):
+def test_error_that_is_not_a_device_error_fails_only_its_request(error: Exception):
     with served(raising(error)) as engine:
         for _ in range(3):
             outputs = engine.generate([1, 2], [3, 7], [4] * 100)

@@ -177,7 +177,9 @@ def test_tokens_with_graph_replay_equal_those_without_graphs(
     assert None in ran
 
 
-def test_drafts_with_graphs_and_max_step_tokens_1_give_the_same_tokens(model: Path, expected: list[list[int]]) -> None:
+def test_drafts_with_graphs_and_max_step_tokens_1_do_not_change_the_tokens(
+    model: Path, expected: list[list[int]]
+) -> None:
     runner = graph_runner(model, max_sequences=4, max_step_tokens=1)
     runner.warm_up()
     scheduler = scheduler_of(runner, max_sequences=4, max_step_tokens=1)

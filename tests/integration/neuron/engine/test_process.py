@@ -132,7 +132,7 @@ async def test_request_to_a_full_queue_is_rejected_and_running_requests_continue
         await until_idle(client)
 
 
-async def test_prompt_larger_than_the_cache_is_rejected(smollm2_gguf: Path):
+async def test_prompt_larger_than_the_kv_cache_is_rejected(smollm2_gguf: Path):
     async with running(smollm2_gguf, kv_cache_mb=4) as client:
         capacity = client.ready.kv_pages * PAGE
         (output,) = await outputs_of(stream_of(client, 1, prompt_tokens=capacity + 1))

@@ -20,5 +20,5 @@ def test_crashed_engine_that_ran_for_long_is_restarted_without_a_pause():
     assert [restarts.next(now) for now in (490, 500, 540, 550)] == [1, 2, 0, 1]
 
 
-def test_limit_of_0_restarts_disables_restarts():
+def test_restart_limit_0_disables_engine_restarts():
     assert RestartLimiter(most=0, window=100).next(0) is None

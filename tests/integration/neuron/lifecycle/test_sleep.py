@@ -111,7 +111,7 @@ async def waking(path: Path) -> AsyncIterator[tuple[Registry, asyncio.Task[int]]
         yield registry, asking
 
 
-async def test_idle_model_ends_its_engine_and_answers_the_next_request(tmp_path: Path):
+async def test_engine_of_an_idle_model_ends_and_restarts_at_the_next_request(tmp_path: Path):
     async with node() as registry:
         await load(registry, make_model(tmp_path))
         model = registry.get(TINY)
@@ -282,7 +282,7 @@ async def test_idle_timer_of_a_model_is_started_once_and_ends_at_unload(tmp_path
         assert not pauses
 
 
-async def test_requests_that_arrive_together_start_one_engine(tmp_path: Path):
+async def test_concurrent_requests_to_a_sleeping_model_start_one_engine(tmp_path: Path):
     path = make_model(tmp_path)
     async with node() as registry:
         await load(registry, path)

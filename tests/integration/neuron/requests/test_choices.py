@@ -145,7 +145,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-async def test_later_answers_rejected_by_admission_are_retried(limits: str) -> None:
+async def test_rejected_later_answers_of_a_request_are_retried_until_admitted(limits: str) -> None:
     async def script(request: Generate, say: Say) -> None:
         say(tokens=TOKENIZER.encode("x"))
         while request.id == 1 and not refused():  # noqa: ASYNC110 -- until a later run has been rejected
@@ -162,7 +162,7 @@ async def test_later_answers_rejected_by_admission_are_retried(limits: str) -> N
         assert node.engine.open_streams == 0
 
 
-async def test_final_rejection_of_a_later_answer_fails_the_request() -> None:
+async def test_request_fails_if_the_model_closes_before_all_its_answers_are_admitted() -> None:
     async def script(request: Generate, say: Say) -> None:
         node.model.admission.close(service_unavailable("it goes away", 1))
         say(tokens=TOKENIZER.encode("x"))
@@ -182,7 +182,7 @@ async def fail(say: Say) -> None:
     say(finish="error", error="it is too large", bad_grammar=True)
 
 
-async def test_disconnect_cancels_all_answers_to_the_prompt() -> None:
+async def test_disconnect_of_the_client_cancels_all_answers_of_the_request() -> None:
     async def script(request: Generate, say: Say) -> None:
         say(tokens=TOKENIZER.encode("x"))
         await asyncio.Event().wait()

@@ -175,7 +175,7 @@ async def test_token_count_of_a_prompt_with_an_image_equals_the_usage(node: Node
     assert counted["count"] == body["usage"]["prompt_tokens"]
 
 
-async def test_responses_api_accepts_images(node: Node) -> None:
+async def test_responses_api_accepts_a_prompt_with_an_image(node: Node) -> None:
     part = image_part(picture(64, 64))
     content = [{"type": "input_image", "image_url": part["image_url"]["url"]}, {"type": "input_text", "text": "it?"}]
     request = {"model": "org/tiny", "input": [{"role": "user", "content": content}], "temperature": 0}

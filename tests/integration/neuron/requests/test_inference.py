@@ -275,7 +275,7 @@ async def test_empty_prompt_is_rejected() -> None:
     assert refused.value.status == 400
 
 
-async def test_bias_of_an_unknown_token_is_rejected() -> None:
+async def test_logit_bias_of_an_unknown_token_is_rejected() -> None:
     with pytest.raises(ApiError, match=r"logit_bias\.9999") as refused:
         await events_of(scripted_model(answer("x")), [1], logit_bias={9999: 1.0})
     assert (refused.value.status, refused.value.param) == (400, "logit_bias")

@@ -35,7 +35,7 @@ def test_stored_response_is_found_only_by_its_principal() -> None:
     assert len(store) == 0
 
 
-def test_stored_response_expires() -> None:
+def test_stored_response_is_not_found_after_its_lifetime() -> None:
     clock = Clock()
     store = new_store(secs=10, clock=clock)
     store.put("old", "", b"x", b"")

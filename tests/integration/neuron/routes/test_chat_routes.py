@@ -262,7 +262,7 @@ async def test_stream_sends_its_first_event_before_the_prefill_ends() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_disconnect_cancels_the_request_in_the_engine(
+async def test_disconnect_of_the_client_cancels_the_request_in_the_engine(
     path: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(endless("hello")) as node:

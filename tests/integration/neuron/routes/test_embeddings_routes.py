@@ -178,7 +178,7 @@ async def test_failed_or_invalid_vector_of_the_engine_is_an_error_response(
     assert (await node.error("/v1/embeddings", ASK))[0] == status
 
 
-async def test_disconnect_cancels_the_embedding_request_in_the_engine(node: Node) -> None:
+async def test_disconnect_of_the_client_cancels_the_embedding_request_in_the_engine(node: Node) -> None:
     embedder = node.engine.embedder
     embedder.waits = True
     asking = asyncio.create_task(node.http.post(f"{node.url}/v1/embeddings", json=ASK).__aenter__())

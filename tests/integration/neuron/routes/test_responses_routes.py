@@ -168,7 +168,7 @@ async def test_stream_without_new_text_sends_keep_alive_comments(monkeypatch: py
             pass
 
 
-async def test_disconnect_cancels_the_request_in_the_engine() -> None:
+async def test_disconnect_of_the_client_cancels_the_request_in_the_engine() -> None:
     async with serve(endless("hello")) as node:
         async with node.http.post(f"{node.url}/v1/responses", json=ASK | {"stream": True}) as response:
             await response.content.readline()

@@ -61,7 +61,7 @@ async def test_limit_of_request_headers_leaves_space_for_headers_that_a_gateway_
         assert await read_error(reader) == (431, "request_head_too_large")
 
 
-async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_that_sends_no_request_is_closed_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
     async with connected() as (reader, _):
         assert await reader.read() == b""

@@ -33,7 +33,9 @@ async def sample(node: Node, series: str) -> float:
 
 
 @pytest.mark.parametrize("sent_id", ["abc", "A.b_c-1", None, "a b", "x" * 129])
-async def test_response_has_the_valid_request_id_of_its_request_or_a_new_one(node: Node, sent_id: str | None) -> None:
+async def test_response_has_the_valid_request_id_of_the_client_or_a_generated_id(
+    node: Node, sent_id: str | None
+) -> None:
     for path in ("/health", "/nowhere", "/models/load", "/v1/models"):
         headers = {} if sent_id is None else {"x-request-id": sent_id}
         async with node.session.get(node.url + path, headers=headers) as response:

@@ -112,7 +112,7 @@ async def test_conversation_too_long_for_the_context_is_compacted(stage):
     assert actor.text == "answer 5"
 
 
-async def test_request_for_a_summary_fits_a_small_context(stage):
+async def test_summary_request_of_a_long_conversation_fits_a_small_context(stage):
     async with ScriptedEndpoint(models=of_size(4096)) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [user("a", "begin " * 40_000), AssistantMessage("b", "fine"), user("c", "end " * 300)]

@@ -211,7 +211,7 @@ async def test_choice_of_a_model_that_is_not_listed_is_rejected(editor: Editor, 
     assert text == "The model is still `default:scripted`: default has no model 'scriptd'; did you mean 'scripted'?"
 
 
-async def test_unreachable_endpoint_is_an_error_of_the_prompt(
+async def test_prompt_to_an_unreachable_endpoint_fails_with_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Path
 ):
     monkeypatch.setattr("helexa.acp.agent.loop.MAX_BLIND_RETRIES", 0)

@@ -54,7 +54,7 @@ _HOOK = write("/home/ada/.git/hooks/pre-commit")
         (Calls("mcp__a__b", only_reads=True), AskUser, AskUser, AskUser, Allowed),
     ],
 )
-def test_permission_mode_decides_whether_an_act_is_allowed_asked_or_denied(
+def test_permission_mode_decides_whether_an_action_is_allowed_asked_or_denied(
     act: Act, default: type, edits: type, plan: type, bypass: type
 ) -> None:
     rulings = [

@@ -32,7 +32,7 @@ def test_count_tokens_translates_the_prompt_like_a_messages_request() -> None:
     TokenizeRequest.parse(CountRequest.parse(body).body)
 
 
-def test_count_with_a_final_assistant_text_omits_the_generation_prompt() -> None:
+def test_count_tokens_with_a_final_assistant_text_omits_the_generation_prompt() -> None:
     tokenize_request = json.loads(request(messages=[HI, {"role": "assistant", "content": "He"}]).body)
     assert (tokenize_request["add_generation_prompt"], tokenize_request["continue_final_message"]) == (False, True)
     assert tokenize_request["chat_template_kwargs"] == {"enable_thinking": False}
@@ -98,7 +98,7 @@ def test_deeply_nested_json_is_accepted_or_rejected_with_400() -> None:
                 assert depth < 1000
 
 
-async def test_count_tokens_fails_like_messages_for_a_prompt_that_the_node_rejects(
+async def test_count_tokens_and_messages_fail_alike_for_a_prompt_rejected_by_the_node(
     node: FakeNode, client: anthropic.AsyncAnthropic
 ) -> None:
     error = {"type": "invalid_request_error", "code": "template_render_failed", "message": "no turn", "param": None}

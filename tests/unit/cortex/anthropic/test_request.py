@@ -184,7 +184,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "field"), WRONG)
-def test_invalid_field_is_named_in_the_error(fields: dict[str, Any], field: str) -> None:
+def test_error_names_the_invalid_field_of_a_messages_request(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ApiError) as refused:
         chat(**fields)
     assert (refused.value.status, refused.value.code) == (400, "invalid_anthropic_body")

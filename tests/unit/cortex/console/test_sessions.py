@@ -169,7 +169,7 @@ def headers_of(token: str, csrf: str) -> Headers:
     return [(b"cookie", f"{COOKIE}={token}".encode()), (CSRF_HEADER.encode(), csrf.encode())]
 
 
-def test_console_session_expires() -> None:
+def test_console_session_ends_after_its_lifetime() -> None:
     now = 1000.0
     store = Sessions(lambda: now)
     token, session = store.start(DIGEST, 60)

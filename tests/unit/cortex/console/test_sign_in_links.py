@@ -52,14 +52,14 @@ def rejected(links: SignInLinks, token: str) -> str:
     return caught.value.code
 
 
-def test_sign_in_link_works_once(clock: Clock) -> None:
+def test_sign_in_link_is_rejected_at_its_second_use(clock: Clock) -> None:
     links, token = SignInLinks(clock), token_of(clock=clock)
     assert links.redeem(token, STATIC) == STATIC[0].digest
     assert rejected(links, token) == "invalid_sign_in_link"
     assert links.redeem(token_of(clock=clock), STATIC) == STATIC[0].digest
 
 
-def test_sign_in_link_expires(clock: Clock) -> None:
+def test_expired_sign_in_link_is_rejected(clock: Clock) -> None:
     links, token = SignInLinks(clock), token_of(clock=clock)
     clock.now += LIFETIME_SECS
     assert rejected(links, token) == "invalid_sign_in_link"

@@ -103,7 +103,7 @@ def test_poll_that_began_before_a_model_was_loaded_does_not_remove_the_model(fle
     assert fleet.node("n1").models == {}
 
 
-def test_report_made_during_a_load_is_ignored_after_the_load(fleet: Fleet) -> None:
+def test_node_report_begun_during_a_load_is_ignored_after_the_load(fleet: Fleet) -> None:
     loading = ModelInfo(id="M", status="loading")
     now = time.monotonic()
     fleet.answered("n1", report(health=Health()), now)
@@ -273,7 +273,7 @@ async def test_invalid_model_entry_in_a_node_report_is_skipped(node: FakeNode) -
         assert [entry["id"] for entry in (await cortex.get("/v1/models"))["data"]] == ["Org/M"]
 
 
-async def test_node_that_is_down_is_polled_more_often() -> None:
+async def test_node_that_is_down_is_polled_more_often_than_a_healthy_node() -> None:
     late = FakeNode()
     port = free_port()
     late.url = f"http://127.0.0.1:{port}"

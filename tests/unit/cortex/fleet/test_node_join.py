@@ -68,7 +68,7 @@ async def test_joined_node_serves_requests(gateway: Cortex, joining: FakeNode) -
     assert await gateway.sample("cortex_node_joins_total", outcome="joined") == 1
 
 
-async def test_join_token_works_once(gateway: Cortex, joining: FakeNode) -> None:
+async def test_join_token_is_rejected_at_its_second_use(gateway: Cortex, joining: FakeNode) -> None:
     token = await invite(gateway)
     outcomes = await asyncio.gather(*(join(gateway, token, joining.url, f"n{number}") for number in range(4)))
     statuses = sorted(status for status, _ in outcomes)

@@ -254,7 +254,7 @@ async def test_fetched_files_that_are_no_images_are_rejected(server: ImageServer
     assert (await rejection(settings(server), server.url))[0] == code
 
 
-async def test_unreachable_image_server_is_an_error_of_the_request(server: ImageServer) -> None:
+async def test_request_with_an_image_on_an_unreachable_server_fails_with_an_error(server: ImageServer) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

@@ -293,7 +293,7 @@ async def test_budget_reserves_estimated_image_tokens_instead_of_base64_bytes(no
         assert rejected.value.code == "insufficient_quota"
 
 
-async def test_rate_limit_estimates_image_tokens(node: FakeNode) -> None:
+async def test_rate_limit_counts_estimated_image_tokens(node: FakeNode) -> None:
     settings = keyed(tokens_per_minute=2 * TYPICAL_TOKENS)
     async with running_cortex(node, settings=settings) as cortex, openai_client(cortex) as client:
         await client.chat.completions.create(model="Org/M", messages=user(image(LARGE)), max_tokens=100)

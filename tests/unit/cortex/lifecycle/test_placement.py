@@ -203,7 +203,7 @@ def test_model_for_one_device_evicts_only_models_of_that_device() -> None:
     assert isinstance(decision, ColdPlacement) and (decision.evict, decision.spec.devices) == (("Y",), [1])
 
 
-def test_multi_device_model_needs_memory_on_each_device() -> None:
+def test_multi_device_model_is_placed_only_if_each_device_has_enough_memory() -> None:
     known = catalog(wide={"vram_mb": 30000, "min_devices": 2})
     assert isinstance(
         place(snapshot_of(node("a", gpus=[24000, 24000], free=[16000, 15000]), known=known), "wide"), ColdPlacement

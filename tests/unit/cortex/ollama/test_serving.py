@@ -177,7 +177,7 @@ async def test_model_is_unloaded_after_the_answer_if_keep_alive_is_0(node: FakeN
     await eventually(lambda: node.unloads == ["Org/M"])
 
 
-async def test_keep_alive_of_a_key_that_is_no_admins_is_ignored(node: FakeNode, keyed: Cortex) -> None:
+async def test_keep_alive_of_a_key_that_is_not_an_admin_key_is_ignored(node: FakeNode, keyed: Cortex) -> None:
     status, body = await post(keyed, "/api/generate", "user", keep_alive=0)
     assert (status, "admin's API key" in body["error"]) == (403, True)
     headers = {"authorization": "Bearer user"}

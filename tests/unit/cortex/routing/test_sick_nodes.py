@@ -165,7 +165,7 @@ async def test_node_that_recovers_from_failures_gets_its_share_of_requests_again
         await eventually(returned)
 
 
-async def test_error_of_the_request_itself_reaches_the_client_and_ejects_no_node() -> None:
+async def test_error_caused_by_the_request_reaches_the_client_and_ejects_no_node() -> None:
     async with two_nodes(answering(500, "bad template")) as (cortex, sick, good):
         good.speak = sick.speak
         for _ in range(6):

@@ -156,7 +156,7 @@ async def test_anthropic_client_library_reads_a_stream_with_pings() -> None:
             assert await stream.get_final_text() == "Hello"
 
 
-async def test_openai_client_library_reads_a_stream_with_comments() -> None:
+async def test_openai_client_library_reads_a_stream_with_keep_alive_comments() -> None:
     node = FakeNode(speak=pausing(None, ROLE, chunk("Hello"), None, STOP, DONE)).holds("Org/M")
     async with (
         gateway_of(node) as cortex,

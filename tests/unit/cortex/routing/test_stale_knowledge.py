@@ -140,7 +140,9 @@ async def test_model_of_a_node_that_went_down_after_its_first_report_is_a_retrya
 
 
 @pytest.mark.parametrize("kind", ["neuron", "openai"])
-async def test_model_loaded_since_the_last_poll_is_found(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+async def test_model_loaded_since_the_last_poll_is_found_before_a_request_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(poller, "REFRESH_SECS", 0.0)
     async with FakeNode().holds("Org/M").serving() as node:
         neurons = [{"name": "n1", "endpoint": node.url, "kind": kind}]

@@ -117,7 +117,9 @@ def near(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[150], [1, 149], [16, 17, 117], [64, 64, 22], [3, 2, 1, 80, 64]])
-def test_sequence_computed_in_chunks_matches_token_by_token(layer: GatedDeltaNet, cuts: list[int]) -> None:
+def test_chunked_sequence_gives_the_results_of_token_by_token_computation(
+    layer: GatedDeltaNet, cuts: list[int]
+) -> None:
     x, cache, prefix = torch.randn(150, HIDDEN), spoilt_cache(layer), 0
     outputs = []
     for count in cuts:
@@ -126,12 +128,12 @@ def test_sequence_computed_in_chunks_matches_token_by_token(layer: GatedDeltaNet
     near(torch.cat(outputs), token_by_token(layer, x))
 
 
-def test_long_prompt_computed_at_once_matches_token_by_token(layer: GatedDeltaNet) -> None:
+def test_long_prompt_in_one_step_gives_the_results_of_token_by_token_computation(layer: GatedDeltaNet) -> None:
     x = torch.randn(2100, HIDDEN)
     near(layer(x, spoilt_cache(layer), step_of((0, 0, 2100, 0))), token_by_token(layer, x))
 
 
-def test_sequences_in_a_batch_match_each_sequence_alone(layer: GatedDeltaNet) -> None:
+def test_sequences_in_a_batch_give_the_results_of_separate_sequences(layer: GatedDeltaNet) -> None:
     prefixes, counts = [5, 0, 70, 20, 0, 3], [1, 1, 1, 2, 30, 90]
     inputs = [torch.randn(prefix + count, HIDDEN) for prefix, count in zip(prefixes, counts, strict=True)]
     cache, slots = spoilt_cache(layer), [6, 1, 3, 0, 7, 2]

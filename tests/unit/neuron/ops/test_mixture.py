@@ -50,7 +50,7 @@ def near(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     "formats", [("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "bfloat16"), ("Q8_0", "bfloat16", "Q4_1")]
 )
-def test_mixture_of_experts_matches_expert_by_expert(
+def test_mixture_of_experts_matches_a_computation_expert_by_expert(
     native: NativeOps, routing: Routing, formats: tuple[str, str, str]
 ) -> None:
     layer_experts = experts(native, formats)
@@ -61,7 +61,9 @@ def test_mixture_of_experts_matches_expert_by_expert(
 
 
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
-def test_mixture_with_biases_and_clamp_matches_expert_by_expert(native: NativeOps, clamp: Clamp | None) -> None:
+def test_mixture_with_biases_and_clamp_matches_a_computation_expert_by_expert(
+    native: NativeOps, clamp: Clamp | None
+) -> None:
     layer_experts, routing = experts(native, ALIKE, biased=True), Routing(4, "scores")
     x, scores = inputs()
     expected = Ops.mixture(native, layer_experts, routing, clamp)(x, scores)

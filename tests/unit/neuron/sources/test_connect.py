@@ -42,7 +42,7 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch):
     return resolve_to
 
 
-def test_address_of_the_hub_that_does_not_respond_does_not_delay_the_next_one(
+def test_unresponsive_address_of_the_hub_does_not_delay_the_next_address(
     hub: FakeHub, unresponsive: Address, closed: Address, resolve_to, monkeypatch: pytest.MonkeyPatch
 ):
     # Waiting for the first address would exceed the test's timeout.

@@ -217,7 +217,7 @@ def lend_memory() -> None:
     assert returned == [block]
 
 
-def test_view_of_a_numpy_array_that_would_need_a_copy_raises() -> None:
+def test_view_of_a_numpy_array_that_would_need_a_copy_raises_an_error() -> None:
     with numpy_tensors(), pytest.raises(ValueError, match="copy"):
         tensors.zeros(4, 6).transpose(0, 1).view(-1)
 

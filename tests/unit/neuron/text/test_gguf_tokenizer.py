@@ -118,7 +118,7 @@ def test_gguf_encoding_of_deepseek_v3_equals_that_of_its_tokenizer_json(deepseek
         assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
 
 
-def test_gguf_file_without_a_pre_tokenizer_uses_the_default_and_logs_this(byte_metadata, caplog):
+def test_gguf_file_without_a_pre_tokenizer_uses_the_default_and_logs_a_message(byte_metadata, caplog):
     del byte_metadata["tokenizer.ggml.pre"]
     unnamed = from_gguf(byte_metadata)
     assert "names no pre-tokenizer" in caplog.text

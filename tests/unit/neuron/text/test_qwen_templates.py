@@ -30,9 +30,7 @@ def qwen3_8(templates: dict[str, str]) -> ChatTemplate:
     return ChatTemplate(EFFORT + templates["Qwen3.5-4B"].replace(CONDITION, kept))
 
 
-def test_reasoning_of_earlier_turns_is_kept_or_dropped_as_each_template_says(
-    qwen3_6: ChatTemplate, qwen3_8: ChatTemplate
-):
+def test_preserve_thinking_decides_whether_earlier_reasoning_is_rendered(qwen3_6: ChatTemplate, qwen3_8: ChatTemplate):
     kept = "<think>\nSix sevens.\n</think>\n\n42"
     assert kept not in qwen3_6.render(CONVERSATION)
     assert kept in qwen3_6.render(CONVERSATION, preserve_thinking=True)

@@ -27,9 +27,8 @@ def test_tokenizer_of_a_real_directory_encodes_like_the_library(deepseek_v4):
 
 def test_smollm2_encodes_like_transformers(reference_smollm2, smollm2):
     for text in multilingual.PIECES:
-        if not any(
-            character.isnumeric() for character in text
-        ):  # see test_smollm2_tokenizer_encodes_each_digit_separately
+        # see test_smollm2_tokenizer_encodes_each_digit_separately
+        if not any(character.isnumeric() for character in text):
             ids = reference_smollm2.encode(text, add_special_tokens=False)
             assert smollm2.encode(text) == ids, text
             for skip in (True, False):

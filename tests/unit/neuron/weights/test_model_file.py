@@ -69,7 +69,7 @@ def test_regular_file_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
         open_model_file(tmp_path / "missing")
 
 
-def test_marking_a_fifo_as_used_does_not_wait(tmp_path: Path) -> None:
+def test_marking_a_fifo_as_a_used_model_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.gguf")
     assert not is_used(tmp_path / "model.gguf")
     mark_used(tmp_path / "model.gguf")

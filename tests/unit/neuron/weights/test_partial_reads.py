@@ -261,7 +261,7 @@ def test_adjacent_rows_of_a_tensor_file_are_mapped_without_a_copy(tmp_path: Path
     file.close()
 
 
-def test_rows_outside_the_tensor_are_rejected(tmp_path: Path) -> None:
+def test_row_numbers_outside_the_tensor_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(200))
     with pytest.raises(IndexError, match=r"tensor a has 5 rows, not rows 4 to 5"):

@@ -66,7 +66,7 @@ def exhaustive_search(groups: Tensor, most: int, widest: float, rounds: int) -> 
 
 
 @pytest.mark.parametrize("name", QUANT_FORMATS)
-def test_quantization_error_of_every_weight_is_within_1_4_steps(name: str) -> None:
+def test_quantization_error_of_every_weight_is_at_most_1_point_4_steps(name: str) -> None:
     rows, form = heavy_tailed(40, 768), QUANT_FORMATS[name]
     groups = rows.view(-1, form.group_size)
     step = groups.amax(1).clamp(min=0) - groups.amin(1).clamp(max=0)

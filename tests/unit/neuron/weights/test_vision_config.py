@@ -100,7 +100,7 @@ def test_vision_checkpoint_contains_only_the_tensors_of_the_vision_part(tmp_path
             checkpoint.read("model.language_model.norm.weight")
 
 
-def test_mmproj_file_with_16_bits_is_preferred(tmp_path: Path) -> None:
+def test_mmproj_file_with_16_bits_is_preferred_to_other_precisions(tmp_path: Path) -> None:
     model = tmp_path / "Qwen3.5-4B-Q4_K_M.gguf"
     model.touch()
     assert mmproj_beside(model) is None

@@ -128,7 +128,7 @@ def test_snapshot_of_the_longest_prefix_is_found_among_few_and_among_many_snapsh
     assert [states.longest(chain, pages) for pages in (8, 5, 4, 2, 1, 0)] == [5, 5, 2, 2, 0, 0]
 
 
-def test_without_snapshot_slots_a_repeated_prompt_is_computed_again() -> None:
+def test_repeated_prompt_is_computed_again_if_there_are_no_snapshot_slots() -> None:
     simulation = Simulation(snapshots=0)
     simulation.run(token_range(30))
     assert simulation.run(token_range(30)).cached == 0

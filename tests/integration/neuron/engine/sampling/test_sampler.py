@@ -158,7 +158,7 @@ def test_step_has_sampling_rows_only_for_sequences_that_sample_a_token() -> None
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}])
-def test_row_with_non_finite_logits_is_reported_and_affects_no_other_row(
+def test_row_with_non_finite_logits_is_marked_and_changes_no_other_row(
     value: float, settings: dict[str, float]
 ) -> None:
     finite = torch.randn(1, VOCABULARY)

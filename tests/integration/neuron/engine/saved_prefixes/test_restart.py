@@ -148,7 +148,7 @@ async def test_prompt_is_read_from_disk_and_not_computed_again_after_a_restart(
         assert (tokens, 0) == await answer(client, LONG[:200], salt="b") and cached == 192
 
 
-async def test_saved_prompts_are_not_shared_with_other_principals_options_or_model_files(
+async def test_saved_prompts_are_not_shared_across_principals_options_or_model_files(
     folder: Path, tiny_gguf: Path, tmp_path: Path
 ) -> None:
     async with engine(tiny_gguf) as client:
@@ -321,7 +321,9 @@ async def test_two_concurrent_engines_can_save_prompts_into_one_folder(folder: P
         assert await answer(client) == (computed[0][0], PAGES * 64)
 
 
-async def test_requests_are_answered_if_the_folder_for_prompts_cannot_be_written(folder: Path, tiny_gguf: Path) -> None:
+async def test_requests_are_answered_if_the_folder_for_saved_prompts_is_unwritable(
+    folder: Path, tiny_gguf: Path
+) -> None:
     folder.write_text("a file in place of the folder")
     async with engine(tiny_gguf) as client:
         assert await answer(client) == await answer(client, salt="b")

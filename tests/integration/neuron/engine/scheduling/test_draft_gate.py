@@ -100,7 +100,7 @@ def test_draft_gate_permits_few_drafts_if_drafts_cost_more_than_they_save() -> N
     assert simulation.drafted < 120
 
 
-def test_draft_gate_follows_a_change_of_the_acceptance_rate() -> None:
+def test_draft_gate_adapts_to_a_change_of_the_acceptance_rate() -> None:
     simulation = Simulation(0.1)
     assert simulation.run(300, acceptance=0.8) > 1.2
     simulation.run(100, acceptance=0.0)

@@ -55,7 +55,7 @@ def test_image_that_fills_a_step_delays_the_next_chunk_of_a_long_prompt() -> Non
     assert [step(scheduler), planned(scheduler)] == [{2: None}, [(2, 1), (1, 7)]]
 
 
-def test_prompt_longer_than_the_budget_is_chunked_and_samples_once() -> None:
+def test_prompt_longer_than_the_token_budget_is_chunked_and_samples_one_token() -> None:
     scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     scheduler.add(sequence(1, 25, max_tokens=1))
     assert [step(scheduler), step(scheduler), step(scheduler)] == [{}, {}, {1: "length"}]

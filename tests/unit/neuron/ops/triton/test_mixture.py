@@ -73,7 +73,9 @@ def near(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     ("formats", "rows"), daily(list(zip(FORMS, (1, 5, 1, 5), strict=True)), product(FORMS, (1, 5)), several=True)
 )
-def test_mixture_of_experts_matches_expert_by_expert(ops: GpuOps, formats: tuple[str, ...], rows: int) -> None:
+def test_mixture_of_experts_matches_a_computation_expert_by_expert(
+    ops: GpuOps, formats: tuple[str, ...], rows: int
+) -> None:
     layer_experts, routing, (x, scores) = experts(ops, formats), ROUTINGS[1], inputs(rows)
     mixture = ops.mixture(layer_experts, routing)
     assert isinstance(mixture, GpuMixture)
@@ -92,7 +94,9 @@ def test_mixture_in_half_precision_with_larger_tiles_matches_expert_by_expert(ro
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
-def test_mixture_with_biases_and_clamp_matches_expert_by_expert(ops: GpuOps, clamp: Clamp | None, rows: int) -> None:
+def test_mixture_with_biases_and_clamp_matches_a_computation_expert_by_expert(
+    ops: GpuOps, clamp: Clamp | None, rows: int
+) -> None:
     layer_experts, routing, (x, scores) = experts(ops, FORMS[1], biased=True), Routing(2, "scores"), inputs(rows)
     near(
         ops.mixture(layer_experts, routing, clamp)(x, scores), one_by_one(ops, layer_experts, routing, clamp)(x, scores)

@@ -46,7 +46,7 @@ def memories() -> int:
 
 
 @pytest.mark.parametrize("processor", [QWEN, GEMMA, IDEFICS], ids=lambda processor: type(processor).__name__)
-def test_image_prepared_in_the_sandbox_equals_one_prepared_in_this_process(
+def test_image_prepared_in_the_sandbox_equals_an_image_prepared_in_process(
     sandbox: ImageSandbox, processor: ImageProcessor
 ) -> None:
     for size in ((300, 200), (1, 1), (900, 1700)):
