@@ -21,7 +21,8 @@ from helexa.neuron.grammar.checker import MAX_CPU_SECONDS, PARSER_LIMITS, Compil
 from helexa.neuron.parsers.json_schema import DEFINITIONS
 
 _MEMORY_BYTES = 512 << 20  # maximum growth of the address space after the start
-# Smaller than the stack of any thread that compiles the same grammar later, so that a stack overflow occurs here.
+# Smaller than the stack of any thread that compiles the same grammar later. A grammar that overflows a stack therefore
+# crashes this process, and is not compiled later.
 _STACK_BYTES = 2 << 20
 _SEARCH_SECONDS = 0.3  # CPU time limit of `_pointer`
 _MAX_TEXT = 1000
@@ -31,7 +32,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def judge(grammar: str) -> CompileResult:
-    """Compile `grammar` and return the result, with the place of an error if found."""
+    """Return the result of compiling `grammar`, with the place of an error if known."""
     if not (error := _error_of(grammar)):
         return CompileResult()
     # The compiler's message names neither the schema nor the place in it. To find them, compile each schema alone.
@@ -43,7 +44,7 @@ def judge(grammar: str) -> CompileResult:
 
 def _error_of(grammar: str) -> str:
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
-    # After this CPU time, the signal SIGPROF ends the process.
+    # After `MAX_CPU_SECONDS` of CPU time, the signal SIGPROF ends this process.
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
     error = llguidance.LLMatcher.validate_grammar(grammar, limits=limits)
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -91,7 +92,7 @@ def _serve() -> None:
         try:
             result = judge(json.loads(line))
         except Exception as error:  # any exception is caused by the grammar
-            result = CompileResult(f"it cannot be compiled: {type(error).__name__}")
+            result = CompileResult(f"the grammar cannot be compiled: {type(error).__name__}; simplify it")
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
         sys.stdout.buffer.flush()
 

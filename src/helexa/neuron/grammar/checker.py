@@ -26,7 +26,7 @@ PARSER_LIMITS = {
     "verbose_errors": False,
 }
 
-_OVERLAPPING, _UNSUPPORTED = "oneOf constraints are not supported", "Unimplemented keys"  # llguidance's errors
+_OVERLAPPING, _UNSUPPORTED = "oneOf constraints are not supported", "Unimplemented keys"  # in llguidance's errors
 _WITH_STRICT = ("response_format", "tools", "tool_choice")  # request fields with the option `strict`
 _MAX_ERROR = 300
 _MAX_POINTER = 200
@@ -76,7 +76,7 @@ class GrammarChecker:
             raise ApiError(
                 400,
                 "invalid_grammar",
-                f"{param}: {len(encoded)} bytes, larger than {MAX_BYTES >> 10} KiB; simplify it",
+                f"{param}: the grammar has {len(encoded)} bytes, more than {MAX_BYTES}; simplify it",
                 param=param,
             )
         key = hashlib.sha256(encoded).digest()
@@ -126,12 +126,12 @@ class GrammarChecker:
                 await asyncio.shield(self._end())
         if line:
             return msgspec.json.decode(line, type=CompileResult)
-        # The process sets a timer of CPU time, whose signal ends it.
+        # The timer in the process has sent SIGPROF: the CPU time limit is exceeded.
         if process.returncode == -signal.SIGPROF:
-            return CompileResult(f"compiling it takes more than {MAX_CPU_SECONDS:g} s; simplify it")
+            return CompileResult(f"the grammar takes more than {MAX_CPU_SECONDS:g} s to compile; simplify it")
         if process.returncode in _BROKEN:
-            return CompileResult("it is nested too deeply or too large to be compiled; simplify it")
-        raise service_unavailable("grammars cannot be checked just now; try again", 1)
+            return CompileResult("the grammar is nested too deeply or too large to compile; simplify it")
+        raise service_unavailable("the check of the grammar failed or took too long; try again", 1)
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -148,7 +148,10 @@ class GrammarChecker:
 
 
 def rejection(result: CompileResult, param: str) -> ApiError:
-    """Return the 400 error for a grammar or a JSON Schema in it that does not compile."""
+    """Return the 400 error for a grammar that does not compile.
+
+    `result` has the compiler's error. `param` is the name of the request field with the grammar or JSON Schema.
+    """
     place = result.rule.replace("_", " ") + (f" at {result.pointer[:_MAX_POINTER]}" if result.pointer else "")
     error = " ".join(result.error.split())[:_MAX_ERROR]
     if error.startswith(_OVERLAPPING):

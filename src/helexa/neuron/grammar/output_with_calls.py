@@ -74,7 +74,7 @@ def for_tools(
     reasons: bool = True,
     untagged: bool = False,
 ) -> str:
-    """Return a grammar for output that calls tools with arguments of their schemas.
+    """Return a grammar for output with tool calls that match the schemas of `tools`.
 
     Args:
         choice: `required` allows only calls. The name of a tool allows only calls of this tool. `auto` allows text,
@@ -101,7 +101,7 @@ def for_tools(
         tools = {choice: tools[choice]}
     if not tools:
         raise ApiError(
-            400, "invalid_grammar", "there are no tools: send 'tools', or no 'tool_choice'", param="tool_choice"
+            400, "invalid_grammar", "there are no tools; send 'tools', or omit 'tool_choice'", param="tool_choice"
         )
     callable_tools = [CallableTool(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
     rules = Rules(token_id)
@@ -206,7 +206,7 @@ def _command_r(rules: Rules, callable_tools: list[CallableTool], limit: int) -> 
     """Return the grammar of an indented JSON list in a code fence."""
     call = rules.add("call", _either(command_r_call(rules, tool) for tool in callable_tools))
     listed = f"{literal('```json' + _LINE + '[' + _INDENTED)} {_several(call, ',' + _INDENTED, limit)}"
-    # The documentation of the models has a space before the fence, their chat template a line break.
+    # The models' documentation shows a space before the fence. Their chat template writes a line break.
     return [_Calls(COMMAND_R.opener, f'(" " | "\\n") {listed} {literal(_LINE + "]")} "\\n"? "```"')]
 
 
@@ -295,7 +295,7 @@ def _deepseek(rules: Rules, callable_tools: list[CallableTool], limit: int) -> l
 def _messages(
     rules: Rules, tool_call_format: str, calls: str, limit: int, may_message: bool, content: str, reasons: bool
 ) -> str:
-    """Return the grammar of output in messages.
+    """Return the grammar of output that consists of messages with headers.
 
     The output ends with 1 to `limit` messages that match `calls`. If `reasons`, reasoning may precede the calls. If
     `may_message`, text may precede the calls, and an answer that matches `content` (any text if empty) may replace the
@@ -366,7 +366,7 @@ def _repeated(another: str, limit: int) -> str:
 
 
 def untagged_calls(rules: Rules, tools: list[CallableTool], limit: int) -> str:
-    """Return a Lark expression for text that ends in at most `limit` untagged calls."""
+    """Return a Lark expression for text, then 1 to `limit` calls in plain JSON."""
     call = rules.add("untagged_call", " | ".join(json_call(rules, tool) for tool in tools))
     listed = _calls(rules, tools, "list", rf"{_LEAD}\[\s*{_OBJECT}")
     single = _calls(rules, tools, "object", f"{_LEAD}{_OBJECT}")

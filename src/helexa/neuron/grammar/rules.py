@@ -64,11 +64,11 @@ class Rules:
         return self._add_nested({"name": name, "json_schema": supported | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
-        """Add the complete Lark grammar `text`. Return a Lark expression of it."""
+        """Add the complete Lark grammar `text`. Return an expression that refers to it."""
         return self._add_nested({"name": name, "lark_grammar": text})
 
     def include(self, name: str, grammar: str) -> str:
-        """Add a serialized grammar with all its rules. Return a Lark expression of it."""
+        """Add a serialized grammar. Return a Lark expression that refers to the grammar."""
         first, *nested = json.loads(grammar)["grammars"]
         for rule in nested:
             self._add_nested(rule)

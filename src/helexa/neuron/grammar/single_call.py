@@ -84,7 +84,7 @@ class CallableTool:
         return schema
 
     def arguments(self, rules: Rules) -> str:
-        """Add the schema of the arguments to `rules`. Return a Lark expression of it."""
+        """Add the arguments' schema to `rules`. Return an expression that refers to it."""
         return rules.schema(f"tool_{self.index}", self.arguments_schema, spaced=True, lenient=not self.strict)
 
 
@@ -134,7 +134,7 @@ class Parameter:
         return "json"
 
     def _written_options(self) -> Iterable[str]:
-        """Yield a text for each value in the schema's list that parsers convert back."""
+        """Yield a text for each `enum` or `const` value that parsers can read back."""
         listed = [self._schema["const"]] if "const" in self._schema else self._schema.get("enum")
         for option in listed if isinstance(listed, list) else ():
             for text in (option, json.dumps(option, ensure_ascii=False)):
@@ -177,7 +177,7 @@ class Parameter:
 def json_value(rules: Rules, tool: CallableTool, name: str, limit: Mapping[str, Any] | None = None) -> str:
     """Return a Lark expression for the parameter `name` of `tool`, written as JSON.
 
-    The value must also match the JSON Schema `limit`, unless it is None.
+    The value must also match the JSON Schema `limit`, unless `limit` is None.
     """
     schema = tool.properties[name]
     defined = definitions(tool.schema)
@@ -305,7 +305,7 @@ def _writable(tool: CallableTool, names: Iterable[str]) -> list[str]:
         raise _unsupported(tool, "its parameters must be a schema with 'type': 'object' and 'properties'")
     written = [name for name in names if is_name(name)]
     if missing := sorted(tool.required.intersection(names).difference(written)):
-        raise _unsupported(tool, f"its parameter '{missing[0][:100]}' has a name that cannot be written")
+        raise _unsupported(tool, f"rename its parameter '{missing[0][:100]}', which cannot be written")
     return written
 
 

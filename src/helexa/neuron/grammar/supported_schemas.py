@@ -55,7 +55,7 @@ _NOTHING: dict[str, Any] = {"enum": []}  # a schema that no value matches
 
 
 def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
-    """Return `schema`, or `{}` for `true`. Error messages call it `label`.
+    """Return `schema`, or `{}` if it is `true`. `label` names it in error messages.
 
     Raises:
         ApiError: 400 `invalid_schema`: `schema` is not an object, or has more than `MAX_DEPTH` levels.
@@ -165,7 +165,7 @@ def _ends(subschema: Any, schema: Mapping[str, Any], known: dict[str, bool], ste
         reference = subschema.get("$ref")
         if isinstance(reference, str):
             if reference not in known:
-                known[reference] = False  # marks the reference during its own check
+                known[reference] = False  # if the check below meets the reference again, the references form a cycle
                 target = _target(reference, schema)
                 known[reference] = target is not None and _ends(target, schema, known, steps + 1)
             if not known[reference]:

@@ -90,7 +90,7 @@ def after_reasoning(message: str, marks: ReasoningMarks, *, begun: bool, token_i
 def in_final_channel(
     message: str, *, tool_call_format: str = "harmony", reasons: bool = True, token_id: TokenId = lambda _: None
 ) -> str:
-    """Return a grammar of a final message whose content is `message`.
+    """Return a grammar of a final message whose content matches the grammar `message`.
 
     If the model `reasons`, a reasoning message may precede the final message.
     """
@@ -116,25 +116,25 @@ class Messages:
     answer: str  # header of the final answer
 
     def reasoning(self, rules: Rules) -> str:
-        """Optional message of reasoning."""
+        """Return the expression of an optional reasoning message."""
         return self._message(rules, self.thought)
 
     def before_call(self, rules: Rules) -> str:
-        """Optional message to the user before a call."""
+        """Return the expression of an optional message to the user before a call."""
         return self._message(rules, self.interim)
 
     def final(self, rules: Rules, message: str = "") -> str:
-        """Answer with the content `message`, by default any text."""
+        """Return the expression of an answer that matches `message` (any text if empty)."""
         head = self.answer.format(rules.marker(self.marker), rules.marker("<|constrain|>"))
         return f"{head} {rules.marker('<|message|>')} {message or self.text(rules)}"
 
     def text(self, rules: Rules, end: str = "") -> str:
-        """Text of a message and the marker `end`."""
+        """Return the expression of a message's text, and of the marker `end` if given."""
         text = rules.add("TEXT", without(tuple(sorted(TOOL_CALL_FORMATS[self.name].markers))))
         return rules.text_to("", end, text) if end else text
 
     def again(self, rules: Rules) -> str:
-        """The end of a message, and the beginning of another one."""
+        """Return the expression of a message's end and the next message's beginning."""
         return f'{rules.marker(self.end)} {rules.marker("<|start|>")} "assistant"'
 
     def _message(self, rules: Rules, head: str) -> str:

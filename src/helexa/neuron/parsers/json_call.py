@@ -75,7 +75,7 @@ def read_calls(
     """Parse one or several tool calls that are JSON objects.
 
     The calls may be in a list or in a code fence. A list or fence that the format does not have is a repaired mistake.
-    Surplus closing braces after each call are dropped. Other arguments are those of `read_call`.
+    Surplus closing braces after each call are dropped. For the other arguments, see `read_call`.
 
     Args:
         in_list: whether the calls of the format are in a list.
@@ -207,7 +207,7 @@ def read_call(
             raise NotACall
         yield from source.space()
         separator = (yield from source.marker(_COMMA)) or (yield from source.upcoming(_CLOSE))
-        # A missing separator is accepted once arguments have been streamed, because the call can then no longer become
+        # After arguments have been streamed, a missing separator is accepted, because the call can no longer become
         # text.
         if not (separator or started or (yield from source.upcoming(ends))):
             raise NotACall
@@ -277,11 +277,11 @@ def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[st
             arguments = repaired_json(value, _schema(output, name)) if value.strip() else "null"
             value = strict_loads(arguments)
             arguments = dumps(value)
-        # a single object in a list
+        # arguments that are a single object in a list
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
             arguments = dumps(value)
-        # a tool without parameters
+        # missing or null arguments, as for a tool without parameters
         if value is None:
             value, arguments = {}, "{}"
         # The model wrote the name among the arguments. Only the name of a known tool shows that this was meant.

@@ -51,7 +51,7 @@ def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether a value without quotation marks is always a string in `schema`."""
+    """Return whether `schema` makes every value without quotation marks a string."""
     types = schema_types(schema)
     return "string" in types and "null" not in types
 

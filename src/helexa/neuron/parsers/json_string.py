@@ -19,7 +19,7 @@ _LONG_KEY = re.compile(r'"(?:[^"\\\n]|\\.){129}')
 _ITEM = re.compile(r"[\"'\[{\]0-9-]|true|false|null|True|False|None")
 _PART_OF_ITEM = re.compile(r"(?:t|tr|tru|f|fa|fal|fals|n|nu|nul|T|Tr|Tru|F|Fa|Fal|Fals|N|No|Non)\Z")
 
-_MAX_HELD = 1 << 16  # characters of a string that may turn out to be a number, an array or an object
+_MAX_HELD = 1 << 16  # maximum length of a string that is held back, because it may turn out to be another value
 _PLAIN = {quote: re.compile(rf"[^\\\x00-\x1f{quote}]*") for quote in ('"', "'\"")}
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _BREAKS_PATH = re.compile(r"[^\w.:~-]")  # a character that ends a path with unescaped backslashes
@@ -92,7 +92,7 @@ def _after_brackets(text: str, at: int, wait: bool | None, ends: Markers, depth:
 
 
 def _skip_space(text: str, at: int) -> int | None:
-    """Return the position after white space, None if it is too long to look ahead."""
+    """Return the position after white space; None if `_MAX_SPACE` characters follow."""
     end = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
     return None if end - at == _MAX_SPACE else end
 

@@ -224,7 +224,7 @@ class JsonValue:
         return at + len(word)
 
     def _end_of_bare(self, text: str, at: int) -> int | None:
-        """Return the end of a value without quotation marks."""
+        """Return the end of a value without quotation marks; None if it is not in `text`."""
         end = at
         while match := self._bare_end.search(text, end):
             # A comma in parentheses is a part of the value, as in `f(a, b)`.

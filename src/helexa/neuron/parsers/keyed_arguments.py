@@ -71,7 +71,7 @@ class KeyedArguments:
         """
         self.key(key)
         schema = self._output.parameter(self._name, key)
-        # A value that is always a string can be streamed. Others need all their text for a conversion.
+        # A value that is always a string can be streamed. Other values are converted, which requires their whole text.
         if is_text(schema):
             yield from self._read_text(read_value, lines)
             return
@@ -82,7 +82,7 @@ class KeyedArguments:
         if lines:
             value = value.removeprefix("\n").removesuffix("\n")
         if schema_types(schema) and value.lstrip()[:1] in ("{", "["):
-            with suppress(NotACall):  # otherwise, the value becomes a string
+            with suppress(NotACall):  # a value that cannot be repaired becomes a string
                 repaired = repaired_json(value, schema)
                 if repaired != value:
                     self.repaired("value")

@@ -36,17 +36,17 @@ class CodeBlocks:
 
     @property
     def in_span(self) -> bool:
-        """Whether the position is inside a code span of the current line."""
+        """Whether the text so far ends inside a code span of its last line."""
         return not self.fence and self._backticks % 2 == 1
 
     @property
     def in_block(self) -> bool:
-        """Whether the position is inside a code block."""
+        """Whether the text so far ends inside a code block."""
         return bool(self.fence)
 
     @property
     def begins_block(self) -> bool:
-        """Whether the position is at the beginning of the content of a code block."""
+        """Whether the text so far ends at the beginning of a code block's content."""
         return self.in_block and not self.has_content and not self._line.strip()
 
     def feed(self, text: str) -> None:
@@ -136,7 +136,7 @@ class Output:
         self.calls += sum(isinstance(event, ToolCallStart) for event in events)
 
     def drain(self) -> list[OutputEvent]:
-        """Return the events since the last call, but none of an open trial."""
+        """Return the events since the previous `drain`, without those of an open trial."""
         if self._trial is not None:
             events, self._withheld = self._withheld, []
         else:
@@ -213,7 +213,7 @@ class Output:
         return schema if isinstance(schema, Mapping) else {}
 
     def has(self, tool: str) -> bool:
-        """Return whether the request certainly has `tool`."""
+        """Return whether the tools of the request are known and include `tool`."""
         return self._tools is not None and tool in self._tools
 
     def offers(self, tool: str) -> bool:
@@ -226,7 +226,7 @@ class Output:
         return properties.keys() if isinstance(properties, Mapping) else set[str]()
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of a parameter with the tool's `$defs`, or {}."""
+        """Return a parameter's JSON Schema with the tool's `$defs`; {} if it is unknown."""
         schema = self.schema(tool)
         return child_schema(schema, name, schema)
 

@@ -305,7 +305,10 @@ class OutputParser:
             self._text_openers = NO_MARKERS if self._structured and not self._framed else self._openers
 
     def _read_draft(self) -> Reading[str | None]:
-        """Parse calls inside reasoning. Return their text, or None if they are tool calls."""
+        """Parse calls inside reasoning, and return their text.
+
+        Return None if the output ends after the calls. They are then tool calls and not a part of the reasoning.
+        """
         assert self._format is not None and self._reasoning is not None
         source, output = self._source, self._output
         record = source.record()

@@ -120,7 +120,7 @@ _ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"), ("<|START_
 
 
 def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
-    """Return the markers in a model's vocabulary, or else in its template, or None."""
+    """Return the reasoning markers of a model's vocabulary or template; None without."""
     # A token of the vocabulary is a surer sign than a string in the template.
     for present in (is_token, template.__contains__):
         for marks in _KNOWN:
@@ -131,7 +131,8 @@ def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> Reas
 
 def _answer_marks(is_token: Callable[[str], bool], template: str) -> tuple[str, ...]:
     """Return the markers around the answer: Hunyuan's, Granite's, Ernie's or Cohere's."""
-    # Other templates contain `<response>` around the results of tools.
+    # `<response>` in a template counts only directly before `</response>`, because some templates contain these tags
+    # around the results of tools.
     for marks in _ANSWERS:
         if all(map(is_token, marks)) or "".join(marks) in template or (marks == _ANSWERS[0] and marks[0] in template):
             return marks

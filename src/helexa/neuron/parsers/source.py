@@ -181,7 +181,7 @@ class Source:
         return text
 
     def short(self, ends: Markers, limit: int) -> Reading[tuple[str, str]]:
-        """Read text up to one of `ends`. Return the text and the marker, which stays.
+        """Read text up to one of `ends`. Return the text and the unread marker.
 
         If no marker follows within `limit` characters, return the text read so far and "".
         """

@@ -116,7 +116,7 @@ class TemplateRenderer:
             ) from error
         text = response[1:].decode("utf-8", "surrogatepass")
         if response[:1] != b"=":
-            raise TemplateError(f"the chat template {text}")
+            raise TemplateError(f"the chat template {text}")  # for example "is broken in line 3: ..."
         return text
 
 
@@ -154,8 +154,8 @@ class MessageShaper:
     def repaired(self, shaped: Sequence[Turn]) -> Iterator[list[Turn]]:
         """Yield other forms of a conversation that the template rejected, best first."""
         # Mistral's templates reject a user message directly after a tool result. Its text is moved into the result if
-        # possible, because an empty answer between the two would lead the model to give empty answers. It is not moved
-        # if the template omits the system message of conversations that end with a tool result.
+        # possible, because an empty answer between the two would lead the model to give empty answers. The text is not
+        # moved if the template omits the system message of conversations that end with a tool result.
         folded = [with_text_in_results(shaped)] if self._traits.keeps_system_before_results else []
         for messages in (*folded, shaped):
             for empty in ("", [{"type": "text", "text": ""}]):  # Ministral's template rejects "", but no empty part

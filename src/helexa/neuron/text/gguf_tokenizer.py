@@ -23,7 +23,7 @@ _log = logging.getLogger("helexa.neuron.text")
 
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 20
-MAX_ADDED_LENGTH = 1 << 20  # maximum number of characters in all added tokens; each takes about 80 bytes
+MAX_ADDED_LENGTH = 1 << 20  # maximum number of characters in all added tokens; a character takes about 80 bytes
 
 _SHOWN, _SHOWN_LENGTH = 5, 40
 
@@ -72,7 +72,8 @@ class GgufVocabulary:
         for token_id, token in enumerate(self.tokens):
             if first.setdefault(token, token_id) == token_id:
                 continue
-            # Google's Q4_0 files of Gemma 4 have three repeated tokens. Other files with repeated tokens are damaged.
+            # SentencePiece vocabularies may repeat tokens. For example, Google's Q4_0 files of Gemma 4 have three
+            # repeated tokens. In a vocabulary of another type, a repeated token shows that the file is damaged.
             if self._metadata.get("tokenizer.ggml.model") not in ("gemma4", "llama"):
                 raise ModelFileError(f"tokenizer.ggml.tokens lists a token twice: {token[:_SHOWN_LENGTH]!r}")
             special = self.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
@@ -80,7 +81,7 @@ class GgufVocabulary:
             # The model may generate the token, but its text in a prompt becomes the first token with this text.
             self.tokens[token_id], self.types[token_id] = f"[REPEATED_{token_id}]", int(TokenType.UNUSED)
         _log.warning(
-            "model file lists tokens twice tokens=%d first=%s; prompts get the first of each",
+            "model file lists tokens twice tokens=%d first=%s; prompts use the lowest id of each token",
             len(self.repeated),
             ",".join(repr(token.content[:_SHOWN_LENGTH]) for token in islice(self.repeated.values(), _SHOWN)),
         )
@@ -101,7 +102,7 @@ class GgufVocabulary:
     def added_tokens(self) -> list[AddedToken]:
         """Return the control tokens, the unknown token and user-defined tokens.
 
-        The library finds these tokens in a text before it tokenizes the rest.
+        The `tokenizers` library finds these tokens in a text before it tokenizes the rest of the text.
         """
         kinds = {int(kind) for kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)}
         added = [(token, kind) for token, kind in zip(self.tokens, self.types, strict=True) if kind in kinds]
@@ -117,7 +118,7 @@ class GgufVocabulary:
         return [(left, right) for left, _, right in pairs]
 
     def token_id(self, kind: str) -> int | None:
-        """Return the id of the special token `kind`, such as `bos`, or None."""
+        """Return the id of the special token `kind`, such as `bos`; None without the key."""
         key = f"{kind}_token_id"
         if f"tokenizer.ggml.{key}" not in self._metadata:
             return None

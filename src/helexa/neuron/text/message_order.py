@@ -83,7 +83,7 @@ class _Matching:
         self._earlier: dict[str, _Call] = {}  # by the client's id, the last call of earlier turns
 
     def turn(self, message: Turn, calls: Sequence[Mapping[str, Any]], results: Sequence[Turn]) -> list[Turn]:
-        """Return an assistant message with new ids, followed by its results."""
+        """Return an assistant message with new call ids, followed by the calls' results."""
         entries = [self._entry(call, index) for index, call in enumerate(calls)]
         late = self._distribute(entries, results)
         new_calls = [{**call, "id": entry.id} for call, entry in zip(calls, entries, strict=True)]
@@ -100,7 +100,10 @@ class _Matching:
         return [message | {"tool_calls": new_calls}, *answers]
 
     def late_result(self, result: Turn) -> Turn:
-        """Return a result that does not follow its call directly, or has no call."""
+        """Return `result`, which does not directly follow its call, with the call's id.
+
+        A result without a call gets a new id.
+        """
         given = _given_id(result, "tool_call_id")
         if given in self._earlier:
             return self._earlier[given].answered(result)
@@ -309,7 +312,7 @@ def alternating(messages: Sequence[Turn], empty: Any) -> list[Turn]:
 
 
 def _merged(first: Turn, second: Turn) -> Turn:
-    """Join the contents of two messages; the second overrides all other fields."""
+    """Join two messages' contents; other fields of `second` override those of `first`."""
     before, after = first.get("content"), second.get("content")
     if isinstance(before, str) and isinstance(after, str):
         return first | second | {"content": _BETWEEN.join([text for text in (before, after) if text])}

@@ -98,7 +98,7 @@ class TemplateEnvironment(SandboxedEnvironment):
         for chunk in template.generate(variables):
             length += len(chunk)
             if length > MAX_LENGTH:
-                raise SecurityError(f"it writes more than {MAX_LENGTH} characters")
+                raise SecurityError(f"the prompt has more than {MAX_LENGTH} characters; shorten the messages")
             chunks.append(chunk)
         return "".join(chunks)
 
@@ -126,7 +126,7 @@ class _Dict:
 class _Namespace(Namespace):
     """Jinja's `namespace` object without names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, since a template may use this name
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, because a template may use this name
         self, *rest = args
         values = dict(*rest, **kwargs)
         for name in values:

@@ -232,7 +232,7 @@ def is_writable(tool_call_format: ToolCallFormat | None) -> bool:
 
 
 def call_text(tool_call_format: ToolCallFormat, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of `calls` that a chat template omits, as the model writes it.
+    """Return the text with which a model writes `calls` that its chat template omits.
 
     Args:
         tool_call_format: a format that `is_writable` accepts.

@@ -28,7 +28,7 @@ _TOOL_USE = "tool_use"
 NAMED_TEMPLATES = {f"additional_chat_templates/{name}.jinja": name for name in (_DEFAULT_TEMPLATE, _TOOL_USE)}
 
 SamplingDefaults = dict[str, float | int]
-"""Values that a model's publisher recommends: any of the keys of `_SAMPLING_KEYS`.
+"""Values that a model's publisher recommends, for some keys of `_SAMPLING_KEYS`.
 
 A value in a request overrides the publisher's value, which overrides the node's default
 (`neuron.requests.sampling_and_context_limit`).

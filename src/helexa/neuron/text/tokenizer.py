@@ -295,7 +295,7 @@ class Tokenizer:
         """Return the text of a token as in the vocabulary, None for an unknown id."""
         if token_id is None:
             return None
-        added = self._added.get(token_id)  # the library would return the normalized text of the token
+        added = self._added.get(token_id)  # the `tokenizers` library would return the normalized text of the token
         return self._texts.get(token_id) if added is None else added.content
 
     def control_id(self, text: str) -> int | None:

@@ -109,7 +109,7 @@ def backend_vocabulary(
         raise UnsupportedModelError(f"the vocabulary has more than {MAX_TOKENS} tokens: {size}")
     added = backend.get_added_tokens_decoder()
     return Vocabulary(
-        ids=backend.get_vocab(with_added_tokens=True) if ids is None else ids,  # the library is slower
+        ids=backend.get_vocab(with_added_tokens=True) if ids is None else ids,  # asking the library takes longer
         added={token_id: AddedText(token.content, token.special) for token_id, token in added.items()} | dict(repeated),
         spelling=spelling_of(backend),
         bos_id=bos_id,
@@ -174,14 +174,14 @@ def _surrounding_ids(backend: tokenizers.Tokenizer) -> tuple[Sequence[int | None
 
 
 def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
-    """Return the id of a token: a string, or an object with `content`; else None."""
+    """Return the id of `token`, a text or an object with `content`; None if unknown."""
     if isinstance(token, dict):
         token = token.get("content")
     return backend.token_to_id(token) if isinstance(token, str) else None
 
 
 def _configured_ends(path: Path, vocab_size: int) -> list[int]:
-    """Return the valid end token ids of the first configuration file that has some."""
+    """Return the end token ids in the first configuration file with valid ids, or []."""
     for name in ("generation_config.json", "config.json"):
         try:
             config = read_object(path / name)

@@ -62,7 +62,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
 
 
 def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy: Mapping[str, Any]) -> None:
-    """Add the tokens that the model's other files list, but `tokenizer.json` does not.
+    """Add to `backend` the tokens of other model files that `tokenizer.json` lacks.
 
     Args:
         config: the contents of `tokenizer_config.json`, whose `added_tokens_decoder` has tokens by id.
@@ -88,7 +88,10 @@ def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy:
             backend.add_tokens([token])
         else:
             _log.warning(
-                "token of the model files ignored token=%r id=%d expected_id=%d", token.content, token_id, size
+                "token ignored, because its id is not the next free id token=%r id=%d next_id=%d",
+                token.content,
+                token_id,
+                size,
             )
 
 

@@ -252,7 +252,7 @@ def _with_mxfp4(named: Mapping[str, FileTensor]) -> dict[str, StoredTensor]:
     for blocks in [name for name in named if name.endswith("_blocks")]:
         name = blocks.removesuffix("_blocks")
         if f"{name}_scales" not in named or name in named:
-            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is missing")
+            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is missing or {name} exists, too")
         del combined[blocks], combined[f"{name}_scales"]
         combined[name] = Mxfp4Tensor(named[blocks], named[f"{name}_scales"])
     return combined

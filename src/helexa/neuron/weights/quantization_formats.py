@@ -19,10 +19,11 @@ _MATRIX = re.compile(
 )
 _SENSITIVE = ("down_proj", "v_proj")  # these modules get a format with more bits in the first and last layers
 _VOCABULARY = ("embed_tokens", "embed_tokens_per_layer", "lm_head")
-_EDGE = 8  # the first 1/8 and the last 1/8 of the layers get the better formats
+_EDGE = 8  # in the first 1/8 and the last 1/8 of the layers, `_SENSITIVE` modules get more bits
 
 _BETTER = {"q4_0": "q6k", "q4_1": "q6k", "q4k": "q6k", "q5_0": "q6k", "q5_1": "q6k", "q5k": "q6k", "q6k": "q8_0"}
-_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # for rows that are not whole stretches
+# Replacements for matrices whose rows do not divide into whole stretches (see `QuantFormat.stretch`).
+_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}
 
 _AUTOMATIC = ("bf16", "q8_0", "q6k", "q4k")  # candidates for `auto`, from the most precise to the smallest
 _MAX_MEMORY_SHARE = 0.5  # maximum share of the free memory that the weights may take
@@ -145,6 +146,7 @@ class QuantPolicy:
 
     Args:
         quant: a name in `NAMES` except `auto`. An empty string means no quantization.
+        layers: number of layers of the model.
     """
 
     def __init__(self, quant: str, layers: int) -> None:

@@ -120,7 +120,7 @@ class GroupwiseTensor:
 
 
 def joined(parts: Sequence[GroupwiseTensor]) -> GroupwiseTensor:
-    """Return a quantized matrix with the rows of all `parts`, of one format."""
+    """Return a matrix with the rows of all `parts`, which must have the same format."""
     if len(parts) == 1:
         return parts[0]
     minima = [part.minimum for part in parts if part.minimum is not None]

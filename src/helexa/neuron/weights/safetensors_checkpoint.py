@@ -150,7 +150,8 @@ class SafetensorsCheckpoint(StoredTensors):
     """The `Checkpoint` of a folder with safetensors files and a `config.json`.
 
     Args:
-        names_of: function that returns the tensors to open, such as `head_tensor_names`; None for the text model.
+        names_of: function that selects the tensors to open from the names in the files, such as `head_tensor_names`.
+            None to open the tensors of the text model.
     """
 
     def __init__(self, folder: Path, names_of: Callable[[Iterable[str]], dict[str, str]] | None = None) -> None:

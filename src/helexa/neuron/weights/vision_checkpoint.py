@@ -57,7 +57,10 @@ class VisionCheckpoint(StoredTensors):
 
 
 def open_vision_checkpoint(model: Path, mmproj: Path | None = None) -> VisionCheckpoint | None:
-    """Open the vision part of a model, if any (arguments: see `read_vision_config`)."""
+    """Open the vision part of a model; return None if the model has none.
+
+    For the arguments and errors, see `read_vision_config`.
+    """
     settings = read_vision_config(model, mmproj)
     if settings is None:
         return None
@@ -137,7 +140,10 @@ class _GgufStored:
     def on_meta(self, shape: tuple[int, ...]) -> Weight:
         elements, nbytes = BLOCK_SIZES[self.tensor.type]
         if shape[-1] % elements:
-            raise ModelFileError(f"{self.tensor.name}: {shape[-1]} columns do not divide into blocks of {elements}")
+            raise ModelFileError(
+                f"{self.file.path.name}: {shape[-1]} columns of {self.tensor.name} do not divide into blocks of "
+                f"{elements}"
+            )
         row = decode(self.tensor.type, np.zeros(shape[-1] // elements * nbytes, np.uint8), (1, shape[-1]))
         return (
             tensors.empty(shape, dtype=row.dtype, device="meta") if isinstance(row, Tensor) else row.on_meta(shape[0])

@@ -410,7 +410,7 @@ def test_tool_without_a_schema_accepts_empty_arguments():
             {"a": {"properties": {"b c": {}}, "required": ["b c"]}},
             "required",
             "unsupported_schema",
-            "parameter 'b c' has a name that cannot be written",
+            "rename its parameter 'b c', which cannot be written",
         ),
     ],
 )

@@ -117,7 +117,7 @@ def test_hostile_templates_increase_memory_only_a_little(outcomes):
 
 
 def test_template_output_above_the_size_limit_raises_an_error():
-    with pytest.raises(chat_template.TemplateError, match="writes more than"):
+    with pytest.raises(chat_template.TemplateError, match="the prompt has more than"):
         ChatTemplate(LOOP + "{{ 'x' * 999 }}" + END).render([])
 
 

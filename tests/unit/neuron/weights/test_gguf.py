@@ -268,11 +268,14 @@ BAD_HEADERS = {
     "key line break": (header(keys=1, body=entry(b"a\nb", 0, b"\0")), "not printable"),
     "key twice": (header(keys=2, body=entry(b"k", 0, b"\1") * 2), "key k: appears twice"),
     "value type": (header(keys=1, body=entry(b"k", 13, bytes(64))), "key k: unknown value type 13"),
-    "string length": (header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 2**63))), "key k: truncated"),
+    "string length": (header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 2**63))), "key k: the file is truncated"),
     "string text": (header(keys=1, body=entry(b"k", 8, text(b"\xff"))), "key k: is not valid UTF-8"),
     "array count": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 4, 2**61))), "key k: an array of"),
-    "array length": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 4, 2**20))), "key k: truncated"),
-    "array of strings": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 8, 2**20))), "key k: truncated"),
+    "array length": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 4, 2**20))), "key k: the file is truncated"),
+    "array of strings": (
+        header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 8, 2**20))),
+        "key k: the file is truncated",
+    ),
     "array type": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 99, 1))), "unknown value type 99"),
     "array depth": (header(keys=1, body=entry(b"k", 9, NESTED)), "key k: arrays are nested too deep"),
     "arrays together": (

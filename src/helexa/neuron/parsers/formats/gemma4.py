@@ -163,7 +163,7 @@ def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
             if is_scalar or before in _VALUE_ENDS or (yield from _ends_value(source, schema)):
                 return "".join(pieces)
             has_comma = True
-        if marker == QUOTE and not depth:  # the model omitted the token before the string
+        if marker == QUOTE and not depth:  # the model omitted the `<|"|>` before the string
             source.take(source.at + len(QUOTE))
             return f"{QUOTE}{''.join(pieces).lstrip()}{QUOTE}"
         pieces.append(source.take(source.at + len(marker or part)))
@@ -203,7 +203,7 @@ def _read_single_quoted(source: Source, sink: Callable[[str], None]) -> Reading[
 
 
 def _follows(source: Source, pattern: re.Pattern[str], offset: int = 0) -> Reading[re.Match[str] | None]:
-    """Return the match of `pattern` `offset` characters after the position, or None."""
+    """Return the match of `pattern` at `offset` characters ahead; None without one."""
     while True:
         start = source.at + offset
         match = pattern.match(source.text, start)

@@ -59,11 +59,17 @@ class MessageFormat:
         self._any = re.compile("|".join(map(re.escape, self.frame)))
 
     def addressed(self, header: str) -> tuple[Kind, str]:
-        """Return the kind of the message with this header, and the called tool."""
+        """Return the kind of the message with this header, and its tool.
+
+        The tool is "" if the message is no call.
+        """
         raise NotImplementedError
 
     def unmarked(self, header: str) -> tuple[Kind, str, str] | None:
-        """Return kind, tool and text of a message without `<|message|>`, or None."""
+        """Return kind, tool and text of a message that lacks `<|message|>`.
+
+        None if `header` does not contain the text of a message.
+        """
         return None
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
@@ -147,7 +153,7 @@ class Harmony(MessageFormat):
     final_header = f"{_CHANNEL}final{_MESSAGE}"
 
     def addressed(self, header: str) -> tuple[Kind, str]:
-        """Return the kind of the message with this header, and the called tool."""
+        """Return the kind of the message with this header, and its tool ("" if no call)."""
         names = [name for name in _CHANNEL_NAME.findall(header) if name in _CHANNELS]
         channel = names[-1] if names else ""  # the last one, because models write two headers by mistake
         recipient = match.group(1) if (match := _RECIPIENT.search(header)) else ""
@@ -157,16 +163,22 @@ class Harmony(MessageFormat):
         return _CHANNELS.get(channel, "text"), ""
 
     def unmarked(self, header: str) -> tuple[Kind, str, str] | None:
-        """Return kind, tool and text of a message without `<|message|>`, or None."""
+        """Return kind, tool and text of a message that lacks `<|message|>`.
+
+        None if `header` does not contain the text of a message.
+        """
         match = _UNMARKED.search(header)
-        # In a text, `to=` is no recipient.
+        # Search for a recipient only before the text, because `to=` in the text is no recipient.
         if match and not _RECIPIENT.search(header[: match.start(2)]):
             return _CHANNELS[match[1]], "", match[2]
         call = _UNMARKED_CALL.search(header)
         return (*self.addressed(header[: call.start(1)]), call[1]) if call else None
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
-        """Parse the arguments of a call, which may be missing."""
+        """Parse the arguments of a call, which may be missing.
+
+        Return False if the message has other content than a JSON object.
+        """
         empty = (yield from source.upcoming(self._ends)) or source.complete
         if not (empty or (yield from source.peek()) == "{"):
             return False
@@ -207,14 +219,17 @@ class MuseGlimmer(MessageFormat):
     )
 
     def addressed(self, header: str) -> tuple[Kind, str]:
-        """Return the kind of the message with this header, and the called tool."""
+        """Return the kind of the message with this header, and its tool ("" if no call)."""
         recipient = match.group(1) if (match := _RECIPIENT.search(header)) else "user"
         if recipient in ("self", "user"):
             return ("reasoning" if recipient == "self" else "final"), ""
         return "call", recipient
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
-        """Parse the calls of one message. The tags name the tools, too."""
+        """Parse the calls of one message. Return False if it begins with no call tag.
+
+        The tags also contain the names of the tools, so `name` is only checked.
+        """
         begins = yield from source.upcoming(_ATEM_BEGINS)
         if not begins and not source.ended:
             return False

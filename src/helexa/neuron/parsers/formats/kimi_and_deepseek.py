@@ -86,7 +86,7 @@ class Kimi(TokenCalls):
         yield from source.space()
         yield from source.expect(self._separators)
         yield from source.space()
-        # The index counts the calls of the conversation; helexa numbers calls itself.
+        # The index is dropped, because helexa numbers calls itself.
         return (head if index.isdecimal() and head else written).removeprefix(_FUNCTIONS)
 
 

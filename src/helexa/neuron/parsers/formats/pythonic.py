@@ -282,7 +282,17 @@ def _json_text(literal: str, schema: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _python_json(text: str) -> tuple[str, bool]:
-    """Return JSON text and True for a Python literal, else text to convert and False."""
+    """Convert a Python literal to JSON text. Return the text and True.
+
+    For other text, the second value is False, and the first value is:
+
+    * JSON text, for a list or dict that could be repaired.
+    * `text` itself, for a word or an expression.
+    * "", for text that cannot be the value of an argument.
+
+    Raises:
+        NotACall: a list or dict cannot be repaired, or the literal has a value that JSON does not have.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of unknown escape sequences, and keeps their text
@@ -290,7 +300,7 @@ def _python_json(text: str) -> tuple[str, bool]:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         if text.startswith(("{", "[")):
             return repaired_json(text), False
-        # A word, a date, a code such as `007` or an expression, which becomes a string.
+        # A word, a date, a code such as `007` or an expression. The caller converts this text.
         return text if text.isprintable() and _BARE.match(text) else "", False
     try:
         return dumps(value), True

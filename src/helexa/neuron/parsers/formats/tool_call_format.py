@@ -148,7 +148,10 @@ _IN_VOCABULARY = (
 
 
 def find_tool_call_format(is_token: Callable[[str], bool], template: str) -> ToolCallFormat | None:
-    """Return the tool-call format of a model's template, or else of its vocabulary."""
+    """Return the tool-call format of a model's template, or else of its vocabulary.
+
+    None if neither contains the strings of a supported format.
+    """
     for sign, name in _IN_TEMPLATE:
         if sign in template:
             return TOOL_CALL_FORMATS[name] if name else None

@@ -93,7 +93,7 @@ class GgufCheckpoint:
         stored = self._file.read(tensor.name, index, Part(blocks) if is_row else Part(rows, blocks))
         decoded = Part(rows, None if blocks is None else columns)
         weight = self._apply_scale(decode(tensor.type, stored, decoded.shape(shape)), tensor, index)
-        # If the columns are not whole blocks of the file, all columns were decoded. Choose the columns from them.
+        # If `columns` are not whole blocks of the file, all columns were decoded. Choose `columns` from them.
         if columns is not None and blocks is None:
             weight = weight[:, columns] if isinstance(weight, Tensor) else weight.columns(columns)
         return self._layout.restore(name, weight)
@@ -103,7 +103,7 @@ class GgufCheckpoint:
         tensor, columns = self._find(name), shape[-1]
         order = self._layout.columns(name, tensor.shape)
         key = (tensor.type, self._find_scale(tensor) is not None, order is not None, shape)
-        # The format is taken from one decoded row, and kept because the tensors of a model have few different formats.
+        # The format is that of one decoded row. It is cached, because the tensors of a model have few formats.
         if key not in self._on_meta:
             elements, nbytes = BLOCK_SIZES[tensor.type]
             if columns % elements and order is None:
@@ -232,8 +232,8 @@ class GgufCheckpoint:
 
 
 def _compose(order: NDArray[np.int64] | None, chosen: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """Return the numbers in the file of the entries `chosen`: `order[chosen]`.
+    """Return the numbers in the file of the chosen rows or columns: `order[chosen]`.
 
-    None stands for all entries in the order of the file.
+    None stands for all rows or columns in the order of the file.
     """
     return chosen if order is None else order if chosen is None else order[chosen]

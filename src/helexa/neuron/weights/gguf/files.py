@@ -143,7 +143,7 @@ def part_names(name: str) -> list[str]:
 
 
 def is_mmproj(name: str) -> bool:
-    """Return whether a file has an image or audio encoder for another file's model."""
+    """Return whether a file name is that of an image or audio encoder (`mmproj`)."""
     return "mmproj" in name.lower()  # such as `mmproj-F16.gguf` or `Qwen2.5-VL-7B.mmproj-Q8_0.gguf`
 
 

@@ -40,7 +40,7 @@ _MAX_ALIGNMENT = 1 << 16
 _FIRST_READ = 1 << 16
 _WINDOW = 1 << 16  # bytes that one search for short strings covers
 _FEW = 1024  # for fewer strings, the search takes longer than reading the lengths one by one
-_TRUNCATED = "truncated"
+_TRUNCATED = "the file is truncated"
 
 _T = TypeVar("_T")
 
@@ -139,7 +139,10 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> GgufHeader:
 
 
 def is_name(value: Any) -> TypeGuard[str]:
-    """Return whether a header value is a string fit for errors: printable and short."""
+    """Return whether a header value is a string that is printable and short.
+
+    Only such strings are quoted in error messages.
+    """
     return isinstance(value, str) and len(value) <= _MAX_NAME_BYTES and value.isprintable()
 
 

@@ -333,7 +333,7 @@ class GgufLayout:
         return None
 
     def columns(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int64] | None:
-        """Return the numbers of columns in the file, as `rows` does."""
+        """Return the column numbers in the file of tensor `name` (see `rows`)."""
         if self._value_heads is not None and _LAYER_PREFIX.sub("", name) == "linear_attn.out_proj.weight":
             return self._value_heads.columns(name, shape[-1])
         return None

@@ -189,7 +189,7 @@ def corrected_types(
     template = "\n".join(
         value for key, value in metadata.items() if key.startswith("tokenizer.chat_template") and isinstance(value, str)
     )
-    # Nearly all tokens of a vocabulary begin with another character, and need no check.
+    # Only tokens that begin with `<` or `[` need a check. Nearly all tokens of a vocabulary begin otherwise.
     for index in [index for index, token in enumerate(tokens) if token.startswith(("<", "["))]:
         token, kind, token_id = tokens[index], corrected[index], index if ids is None else ids[index]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE):
@@ -212,7 +212,7 @@ def corrected_types(
 def suppressed_tokens(metadata: Mapping[str, Any], rows: int) -> list[int]:
     """Return the ids below `rows` that, by GGUF metadata, must never be generated."""
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
-    # `GgufVocabulary` reports what is wrong with the vocabulary.
+    # An invalid vocabulary is not reported here, because `GgufVocabulary` reports it.
     if not is_list_of(tokens, str) or not tokens:
         return []
     unused: list[int] = []
