@@ -42,7 +42,7 @@ def record_and_measures(*steps: Step, **options: Any) -> tuple[RequestRecord, Re
     return record, measure(record)
 
 
-def test_measures_of_a_chat_stream_are_exact() -> None:
+def test_measured_times_and_rates_of_a_chat_stream_are_exact() -> None:
     _, measures = record_and_measures(
         Step(0, [ROLE]),
         Step(0.8, [delta_chunk("a")]),
@@ -220,7 +220,7 @@ def test_without_usage_each_chunk_counts_as_one_token_and_the_count_is_marked_as
     assert (measures.completion_tokens, measures.estimated, measures.prefill_tps) == (2, True, None)
 
 
-def test_measures_of_a_messages_stream_are_exact() -> None:
+def test_measured_times_and_rates_of_a_messages_stream_are_exact() -> None:
     def delta(index: int, **body: Any) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": index, "delta": body}
 

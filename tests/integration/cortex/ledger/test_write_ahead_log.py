@@ -154,7 +154,7 @@ async def test_log_file_grows_if_its_records_need_more_space(path: Path, monkeyp
         assert await charged(url) == 2 + sum(range(12))
 
 
-async def test_write_ahead_log_files_are_private_and_are_removed_when_empty(path: Path):
+async def test_write_ahead_log_files_are_readable_only_by_the_owner_and_removed_if_empty(path: Path):
     async with running(f"sqlite:{path}") as [ledger]:
         await (await ledger.reserve(holder(None), "a", "Org/M", 10)).settle(1, 1)
         files = list(path.parent.glob("*.journal.*"))

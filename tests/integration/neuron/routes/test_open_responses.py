@@ -55,7 +55,7 @@ def test_schema_of_the_specification_accepts_messages_with_a_phase() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_function_calls_reasoning_and_log_probabilities_match_the_schemas(stream: bool) -> None:
+async def test_responses_with_calls_reasoning_and_logprobs_match_the_specification(stream: bool) -> None:
     case = Case("all", {"input": "hi", "tools": [{"type": "function", "name": "get_weather"}]}, stream=stream)
     status, reply = await reply_to(case, f"<think>hm</think>I look.{CALL}", reasoning={"effort": "low"})
     assert status == 200

@@ -192,7 +192,7 @@ def test_signed_and_unsigned_scale_codes_are_read_with_their_type(
         assert torch.equal(native.embedding(matrix, torch.arange(16, dtype=torch.int32)), expected)
 
 
-def test_step_bytes_equal_the_size_of_the_packed_matrix(native: NativeOps) -> None:
+def test_reported_bytes_per_step_equal_the_size_of_the_packed_matrix(native: NativeOps) -> None:
     weight = random_weights.make("Q4_0", 64, 512)
     native.linear([native.matrix(weight)], None)
     assert native.step_bytes == 64 * 512 // 32 * 18

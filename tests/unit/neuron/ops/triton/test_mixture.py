@@ -168,7 +168,7 @@ def test_row_blocks_of_a_mixture_cover_all_rows_and_each_has_one_expert(pairs: i
         assert pairs_in_blocks == chosen.argsort(stable=True).tolist()
 
 
-def test_step_bytes_of_a_mixture_count_only_the_chosen_experts(ops: GpuOps) -> None:
+def test_reported_bytes_per_step_of_a_mixture_count_only_the_chosen_experts(ops: GpuOps) -> None:
     ops.mixture(experts(ops, ("Q4_0",) * 3), Routing(2, "shares"))
     assert ops.step_bytes == 3 * HIDDEN * WIDE * 4.5 / 8 * 2
 

@@ -216,7 +216,7 @@ def test_unquantized_matrices_are_quantized_at_load_to_the_requested_format(ops:
     assert isinstance(ops.matrix(weight, QUANT_FORMATS[name]), Tensor)
 
 
-def test_step_bytes_equal_the_size_of_the_matrices(ops: GpuOps) -> None:
+def test_reported_bytes_per_step_equal_the_size_of_the_matrices(ops: GpuOps) -> None:
     ops.linear([packed("Q4_0", 8, 256), packed("Q4_0", 4, 256)], None)
     assert ops.step_bytes == 12 * 256 * (4 + 16 / 32) / 8
     ops.linear([ops.matrix(torch.randn(4, 8))], None)
