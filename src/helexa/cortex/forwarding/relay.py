@@ -232,7 +232,7 @@ class UsageFilter:
         return events
 
     def flush(self) -> bytes:
-        """Return the bytes that are still buffered, at the end of the stream."""
+        """Return the bytes that are buffered when the stream ends."""
         buffered, self._buffer = self._buffer, b""
         return buffered
 

@@ -88,7 +88,7 @@ def rewrite(
     known: Collection[str] = (),
     rejected: Collection[str] = (),
 ) -> bytes:
-    """Return a request body with fields in `changes` set and those in `drop` removed.
+    """Return a request body with fields in `changes` set and fields in `drop` removed.
 
     Of a repeated field, the last value is kept. Fields whose names differ only by letter case from a name in `changes`,
     `drop` or `known` are removed, because some servers ignore letter case: Go's JSON decoder reads `MAX_TOKENS` as
@@ -138,10 +138,10 @@ class ClientRequest(msgspec.Struct, frozen=True):
     model: str  # requested model name: a model id or an alias
     spending: TokenLimit  # the settings of the request that limit how many tokens it can use
     stream: bool = False  # True if the client requests an event stream
-    # Id of the stored response that the request continues or refers to, or None. The response is stored on one node.
+    # Id of the stored response that the request continues or refers to. None if it refers to no stored response.
     previous: str | None = None
     translated: bool = False  # True if the gateway translated a request of another API to a chat request
-    stream_options: Mapping[str, Any] | None = None  # the client's stream options, or None
+    stream_options: Mapping[str, Any] | None = None  # the client's `stream_options`; None if they are not an object
     metered: bool = False  # True if the gateway needs the response's token counts, because it charges them to a key
     # Maximum number of output tokens that was reserved from the key's budget. The gateway sends this limit to the node.
     # None if no output limit is enforced.

@@ -80,7 +80,7 @@ class TokenLimit(msgspec.Struct, frozen=True):
     # the request fields with which this API produces several completions
     multipliers: frozenset[str] = frozenset({"n"})
     continues: bool = False  # True if the prompt also includes a conversation that is stored on a node
-    # id of a stored response that the request continues or refers to, or None. It is stored on one node.
+    # id of the stored response that the request continues or refers to; None if it refers to no stored response
     stored: str | None = None
 
     def fills(self, context: int | None) -> bool:
@@ -223,7 +223,7 @@ NO_IMAGES = PromptImages()
 
 
 def media_tokens(body: bytes) -> int:
-    """Return the maximum number of tokens of images and other files in a body."""
+    """Return the maximum number of tokens of images and other files in a request body."""
     return IMAGE_TOKENS * _media_parts(body)
 
 

@@ -68,8 +68,8 @@ class StreamTranslator(ABC):
     """
 
     def __init__(self) -> None:
-        # The error that ended the stream, or None. The bytes that report this error to the client were part of the
-        # bytes that `feed`, `finish` or `fail` returned.
+        # The error that ended the stream; None if no error has ended it. The bytes that report this error to the client
+        # were part of the bytes that `feed`, `finish` or `fail` returned.
         self.failure: ApiError | None = None
         self._frames = Frames()
         self._out: list[bytes] = []

@@ -110,7 +110,7 @@ class GroupCommit:
             self._wal.start_batch(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, request: ReservationRequest) -> Reservation | None:
-        """Reserve tokens without the database; if None, the caller must use `enqueue`."""
+        """Return a reservation made without the database; None if `enqueue` is needed."""
         if self._wal is None or not self._wal.complete:
             return None
         # Requests that wait for the database must not be overtaken, and the next batch must not grow without limit.
@@ -294,7 +294,8 @@ class GroupCommit:
             principal = pending.request.principal
             waiting = batch.uncovered.get(principal.key_id, [])
             if waiting and waiting[0].request.principal != principal:
-                # The key's settings changed between these two requests. A transaction can apply only one cap per key.
+                # The key's settings changed between the first waiting request and this one. A transaction can apply
+                # only one cap per key.
                 deferred.append(pending)
                 continue
             try:
@@ -456,7 +457,7 @@ class GroupCommit:
 
 def unavailable() -> ApiError:
     """Return the 503 error for a reservation that cannot be committed."""
-    return service_unavailable("the ledger does not answer; retry in 5 s", retry_after=5)
+    return service_unavailable("the ledger's database does not answer; retry in 5 s", retry_after=5)
 
 
 def reject(reservations: Iterable[PendingReservation]) -> None:

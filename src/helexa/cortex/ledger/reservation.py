@@ -17,7 +17,9 @@ from helexa.cortex.access.keys import Principal, Window
 from helexa.cortex.ledger.storage.database import plain
 
 _PREFETCHED_RESERVATIONS = 256  # a lease takes tokens in advance for at most this many more reservations
-_PREFETCH_DIVISOR = 8  # and at most 1/8 of the remaining tokens, so that leases shrink near the cap
+_PREFETCH_DIVISOR = (
+    8  # a lease takes at most 1/8 of the remaining tokens in advance, so that leases shrink near the cap
+)
 IDLE_SECS = 1.0  # after this idle time a lease returns its free tokens
 UNUSED_SECS = 60.0  # after this idle time a lease is deleted
 CLOCK_SKEW_SECS = 60  # a window may begin this long in the future, because the clocks of several gateways may differ

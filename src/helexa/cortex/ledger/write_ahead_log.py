@@ -61,7 +61,9 @@ class WriteAheadLog:
             self._opened = opened.pop_all()
         self._header = b""
         self._batch = 0
-        self._incomplete_batch: int | None = None  # number of a batch of which the log lacks a record, or None
+        self._incomplete_batch: int | None = (
+            None  # number of a batch of which the log lacks a record; None if it lacks none
+        )
         self._disk_nearly_full = False
 
     @property

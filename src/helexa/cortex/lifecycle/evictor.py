@@ -209,9 +209,9 @@ def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> 
 
 
 def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the `devices` devices with the most free memory, or None.
+    """Return the indices of the `devices` devices with the most free memory.
 
-    Each of them has at least `share` MB free. If there are fewer such devices, return None.
+    Each of these devices has at least `share` MB free. The result is None if fewer than `devices` devices have as much.
     """
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

@@ -34,8 +34,8 @@ class Explanation:
     """The gateway's decision for a request that arrives now."""
 
     model: str
-    # `warm` (a node has the model loaded), `load` (the model is loaded now), `wait` (the load must wait), or `refuse`
-    # (the request is rejected)
+    # `warm` (a node has the model loaded), `load` (the load starts now or is already running), `wait` (the load must
+    # wait), or `refuse` (the request is rejected)
     decision: Literal["warm", "load", "wait", "refuse"]
     node: str | None  # the node's name; None if the request is rejected
     reason: str  # explanation of the decision

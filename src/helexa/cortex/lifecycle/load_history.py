@@ -54,7 +54,8 @@ class LoadHistory:
             for info in node.models.values():
                 if info.vram_used_mb is not None:
                     self.sizes_mb[info.id] = max(0, info.vram_used_mb)
-            # Copy each report only once: after a call of `forget_prompts`, an older report still has deleted prompts.
+            # Copy each report only once: after a call of `forget_prompts`, an older report still lists the deleted
+            # prompts.
             if node.health is None or node.health is self._health.get(node.name):
                 continue
             self._health[node.name] = node.health

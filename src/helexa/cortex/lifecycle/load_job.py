@@ -203,7 +203,7 @@ class LoadJob:
                 if not task.done() and (
                     not node.healthy or self._dependencies.clock() - progress_at > stall_timeout_secs
                 ):
-                    # The load may continue on the node, so its memory counts as used until a later reading.
+                    # The load may continue on the node, so its memory counts as used until the node's next report.
                     self._change.ended_at = self._dependencies.clock()
                     cause = f"no progress within {stall_timeout_secs:g} s" if node.healthy else "the node went down"
                     raise NodeError(cause)

@@ -22,7 +22,7 @@ _LONGEST_DURATION = 100
 
 
 def _whole(value: Any) -> Any:
-    """Return a number such as 40.0 as an integer, as Ollama does."""
+    """Convert a float such as 40.0 to an integer; return other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

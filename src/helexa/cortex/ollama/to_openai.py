@@ -175,7 +175,7 @@ def _called(function: Any, field: str) -> Body:
 
 
 def _url(image: str) -> str:
-    """Return an image in base64 as a data URL."""
+    """Return the data URL of an image that is in base64 or already a data URL."""
     if image[:5].lower() == "data:":
         return image
     try:
@@ -244,7 +244,7 @@ class Translation:
     # Seconds without requests after which the model may be unloaded; a negative number means never. None if the request
     # does not set `keep_alive`.
     keep_alive: float | None = None
-    dimensions: int | None = None  # number of dimensions to which the client wants embeddings shortened, or None
+    dimensions: int | None = None  # number of dimensions to which embeddings are shortened; None to keep all
     ignored: list[str] = field(default_factory=list[str])  # names of the options that have no effect
 
     @property

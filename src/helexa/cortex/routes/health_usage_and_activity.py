@@ -38,7 +38,7 @@ async def get_health(request: Request) -> Response:
 
 async def get_readiness(request: Request) -> Response:
     """`GET /health/ready`: respond with 200 if this gateway can serve now, else 503."""
-    # The gateway is ready if it does not shut down, the ledger's database accepts a write, and at least one node is
+    # The gateway is ready if it is not shutting down, the ledger's database accepts a write, and at least one node is
     # healthy. The response contains no error details, because the route is public.
     gateway: Gateway = request.app.state.gateway
     nodes = _view(request).nodes
@@ -157,7 +157,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 async def get_usage(request: Request) -> Response:
-    """`GET /api/usage`: report the charges of the last days.
+    """`GET /api/usage`: report the token charges of the last `days` days.
 
     Query parameters: `days` (default 30, including today), `by` (a comma-separated list out of `GROUPS`; default:
     `DEFAULT_GROUPS`), `format` (`json` or `csv`), and the filters `account_id`, `key_id` and `model`. A user gets the

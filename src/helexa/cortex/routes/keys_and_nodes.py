@@ -112,7 +112,7 @@ async def uncordon_node(request: Request) -> Response:
 
 
 async def drain_node(request: Request) -> Response:
-    """`POST /api/nodes/.../drain`: cordon a node, and wait for its requests.
+    """`POST /api/nodes/.../drain`: cordon a node, and wait until its requests end.
 
     Only requests and loads of this gateway are considered. The response is sent after `wait_secs` seconds at the latest
     (query parameter, default and maximum 600). It contains the number of requests and loads that still run. The node
@@ -147,7 +147,7 @@ def node_not_found(name: str) -> ApiError:
 
 
 def read_wait_secs(request: Request) -> float:
-    """Return a node request's query parameter `wait_secs`, or `MAX_WAIT_SECS`."""
+    """Return the query parameter `wait_secs`, or `MAX_WAIT_SECS` if it is absent."""
     text = request.query_params.get("wait_secs")
     if text is None:
         return MAX_WAIT_SECS
@@ -204,7 +204,7 @@ async def join_node(request: Request) -> Response:
 
 
 async def remove_node(request: Request) -> Response:
-    """`DELETE /api/nodes/...`: remove a joined node; its requests continue."""
+    """`DELETE /api/nodes/...`: remove a joined node; its running requests continue."""
     gateway: Gateway = request.app.state.gateway
     name = request.path_params["name"]
     if not await gateway.node_store.remove(name):

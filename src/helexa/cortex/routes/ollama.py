@@ -194,7 +194,9 @@ def _check_headers(headers: Headers) -> None:
 
 def _require_enabled(gateway: Gateway) -> None:
     if not gateway.config.ollama.enabled:
-        raise ApiError(404, "unknown_path", "Ollama's API is disabled; set `enabled = true` in the section [ollama]")
+        raise ApiError(
+            404, "unknown_path", "Ollama's API is disabled; set `enabled = true` in the section [ollama] of cortex.toml"
+        )
 
 
 def _gateway(request: Request) -> Gateway:

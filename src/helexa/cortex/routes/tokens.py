@@ -45,7 +45,7 @@ _fields = msgspec.json.Decoder(_Fields)
 
 
 async def ask_tokenizer(request: Request) -> Response:
-    """Forward a request about tokens to a node that has the model loaded."""
+    """Forward a tokenizer request to a node that has the model loaded."""
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.authenticator.admit(headers)
@@ -57,8 +57,8 @@ async def ask_tokenizer(request: Request) -> Response:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         name, stored = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, name, stored)
-        # For a third-party backend, rewrite the body even if the name is the same. The rewrite removes repeated `model`
-        # fields, of which the backend might read another one than this gateway did.
+        # For a third-party backend, rewrite the body even if the model name is the same. The rewrite removes repeated
+        # `model` fields, because the backend might read a different one of these fields than the gateway.
         if name != target.model or target.kind != "neuron":
             run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await run_rewrite(rewrite, body, {"model": target.model})
@@ -102,7 +102,8 @@ async def _target(
         principal: account and key of the request, or None if anonymous.
         name: a model id or an alias. None selects the only loaded model that the key may use, because clients for
             single-model servers omit the name.
-        stored: id of a stored response, or None. The node that stores the response is preferred.
+        stored: id of the stored response that the request refers to; None if it refers to none. The node that stores
+            the response is preferred.
     """
     fleet_view, model, model_known = await find_model(gateway, name or _only_model(gateway, principal))
     authorize(principal, model, name or model)

@@ -21,15 +21,15 @@ from helexa.http.process import is_local_error
 
 CONNECT_TIMEOUT_SECS = 2.0
 
-_STALL_SECS = 0.1  # if a timeout fires more than this too late, this process had no CPU time when it should have fired
+_STALL_SECS = 0.1  # if a timeout fires later than this after its deadline, this process had no CPU time at the deadline
 
 # Shorter than the keep-alive timeout of common servers, so that a server does not close a connection during its reuse.
 KEEPALIVE_SECS = 4.0
 
 UNCHECKED_SECS = 0.5  # connections that were idle for longer are checked before reuse
 
-# A server may close an idle connection just when the next request is sent, which can then be sent again. If the
-# connection ends more than this after the request was sent, the server closed it for another reason.
+# A server may close an idle connection just when the next request is sent. This request can then be sent again.
+# If the connection ends later than this after the request was sent, the server closed it for another reason.
 CLOSED_IDLE_SECS = 1.0
 
 MAX_IDLE = 1024

@@ -132,8 +132,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.origin = origin  # scheme, host and port of the node
         self.last_received_at = loop.time()  # when bytes last arrived (time of the event loop's clock)
         self.response_began = False  # True if bytes arrived since the current request was sent
-        # True if the server closed the connection without having read the whole request: it reset the connection, or
-        # its kernel has not acknowledged all bytes of the request
+        # True if the server closed the connection without having read the whole request: the server reset the
+        # connection, or the server's kernel has not acknowledged all bytes of the request
         self.closed_early = False
         # status and headers of the current response
         self.status = 0
@@ -308,15 +308,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same methods
         enable_tcp_keep_alive(transport.get_extra_info("socket"))
         host, port = transport.get_extra_info("sockname")[:2]
-        # The header contains this side's address. A node sends 102 responses only if its client has this address, which
-        # is not the case behind a proxy. Some proxies would take a 102 response for the final response.
+        # The header contains the gateway's address in this connection. A node sends 102 responses only if its peer has
+        # this address, so not behind a proxy. Some proxies would take a 102 response for the final response.
         self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; fail if bytes arrive although no response is expected."""
         self.last_received_at = self._loop.time()
         self.response_began = True
-        if not self._awaiting_response or self._complete:  # not waiting for a response, or it is complete
+        if not self._awaiting_response or self._complete:  # no request was sent, or its response is complete
             self._fail(IncompleteResponseError("bytes after the response", is_invalid=True))
             return
         try:

@@ -39,7 +39,9 @@ _NO_MODEL = re.compile(
     r"|\b(?:unknown|no such|invalid) model\b",
     re.IGNORECASE | re.DOTALL,
 )
-_NO_MODEL_NAME = re.compile(r"\b(?:unknown|no such|invalid) model (?:name|id)", re.IGNORECASE)  # the error of LiteLLM
+_NO_MODEL_NAME = re.compile(
+    r"\b(?:unknown|no such|invalid) model (?:name|id)", re.IGNORECASE
+)  # LiteLLM's error for an unknown model
 _TOO_LONG = re.compile(
     r"(?:maximum|exceed\w*|longer than|too (?:long|large)|only|overflow\w*)\b.{0,120}\bcontext (?:length|window|size)"
     r"|context (?:length|window|size)\b.{0,60}(?:exceed|overflow|\d)"
@@ -77,7 +79,7 @@ def read_error(status: int, body: bytes, retry_after: int | None = None) -> ApiE
 
     Args:
         status: the node's HTTP status. A status outside the range 400 to 599 becomes 502.
-        retry_after: seconds of the node's `Retry-After` header, or None.
+        retry_after: seconds of the node's `Retry-After` header; None if there is no such header.
     """
     return read_error_value(status if 400 <= status < 600 else 502, _parse(body), retry_after)
 
@@ -88,7 +90,7 @@ def read_error_value(status: int, content: Any, retry_after: int | None = None) 
     Args:
         status: HTTP status of the `ApiError`.
         content: the JSON value. `{"error": ...}` is one of the known formats.
-        retry_after: seconds until a retry may succeed, or None.
+        retry_after: seconds until a retry may succeed; None if unknown.
     """
     text = _text(content)
     if text is None:
@@ -201,7 +203,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _text(value: Any, depth: int = 0) -> str | None:
-    """Return the first text under one of `_TEXT_KEYS`, on one line, or None."""
+    """Return the first text under one of `_TEXT_KEYS`, on one line; None if none."""
     if isinstance(value, str) and depth > 0:
         return " ".join(value.split())[:_MAX_MESSAGE_CHARS] or None
     if depth > _MAX_DEPTH:

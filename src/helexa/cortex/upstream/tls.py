@@ -10,7 +10,7 @@ def client_context(ca_file: Path | None) -> ssl.SSLContext:
     """Return TLS settings with which a client checks the certificates of servers.
 
     Args:
-        ca_file: PEM file with certificate authorities to trust besides those of the system, or None.
+        ca_file: PEM file with certificate authorities to trust besides the system's. None to trust only the system's.
 
     Raises:
         ConfigError: the file cannot be read or contains no certificate.

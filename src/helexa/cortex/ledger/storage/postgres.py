@@ -47,7 +47,7 @@ _DRIVER_ERRORS = (
 )
 # Errors of one statement or of its values; the connection and the server stay usable, and a retry would fail again.
 _STATEMENT_ERRORS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.SyntaxOrAccessError)
-# Errors after which the connection and its server are still usable.
+# Errors after which the connection and its server are usable, and a retry may succeed.
 _TRANSIENT_ERRORS = (asyncpg.TransactionRollbackError, asyncpg.InsufficientResourcesError)
 
 
