@@ -51,7 +51,7 @@ class GrammarChecker:
     """Checks that grammars compile, in a separate process, and caches the results."""
 
     def __init__(self) -> None:
-        # started at the first check, and again after a crash
+        # None before the first check and after a crash; the next check then starts the process
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()  # held while the process compiles a grammar
         self._waiting = 0  # number of grammars that wait or are being compiled

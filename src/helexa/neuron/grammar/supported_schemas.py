@@ -63,7 +63,7 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
     if schema is True:
         return {}
     if not isinstance(schema, Mapping):
-        raise ApiError(400, "invalid_schema", f"{label} must be an object, and is of type {type(schema).__name__}")
+        raise ApiError(400, "invalid_schema", f"{label} must be an object, not a value of type {type(schema).__name__}")
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         if not level:

@@ -33,7 +33,7 @@ def strict_loads(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_reject_constant)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("the JSON text is nested too deeply") from None
 
 
 def dumps(value: Any) -> str:
@@ -98,7 +98,7 @@ def has_type(value: Any, kind: str) -> bool:
 
 
 def _reject_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
+    raise ValueError(f"JSON does not allow the value {constant}")
 
 
 def _has_surrogates(text: str) -> bool:

@@ -135,7 +135,7 @@ class OutputParser:
 
     def push(self, text: str) -> list[OutputEvent]:
         """Parse the next chunk of the output and return the new events."""
-        # Most tokens are plain text. They skip the coroutine and the regular expressions.
+        # Most tokens are plain text that cannot begin a marker. They skip the coroutine, to save time.
         if self._in_plain_text and self._source.empty and self._text_openers.cannot_begin_in(text):
             self._output.code.feed(text)
             return [TextDelta(text)] if text else []

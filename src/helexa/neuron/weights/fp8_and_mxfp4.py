@@ -76,8 +76,8 @@ class Fp8Tensor:
         stack = self.weight.shape[:-2]
         if self.scale.shape not in ((), (1,), (rows,), *((*stack, *grid) for grid in ((1, 1), (rows, 1), blocks))):
             raise ModelFileError(
-                f"tensor {self.scale.name} has the shape {list(self.scale.shape)}, which does not fit "
-                f"weights of shape {list(self.weight.shape)} in blocks of {list(self.block_size)}"
+                f"{self.scale.file.path.name}: tensor {self.scale.name} has the shape {list(self.scale.shape)}, which "
+                f"does not fit weights of shape {list(self.weight.shape)} in blocks of {list(self.block_size)}"
             )
 
     @property
@@ -139,8 +139,8 @@ class Mxfp4Tensor:
         valid = self.blocks.shape == (*self.scales.shape, _MXFP4_GROUP // 2) and len(self.scales.shape) in (2, 3)
         if not valid or {self.blocks.dtype_name, self.scales.dtype_name} != {"uint8"}:
             raise ModelFileError(
-                f"tensors {self.blocks.name} and {self.scales.name} with shapes {list(self.blocks.shape)} and "
-                f"{list(self.scales.shape)} are not blocks of MXFP4 and their scales"
+                f"{self.blocks.file.path.name}: tensors {self.blocks.name} and {self.scales.name} with shapes "
+                f"{list(self.blocks.shape)} and {list(self.scales.shape)} are not blocks of MXFP4 and their scales"
             )
 
     @property
@@ -168,7 +168,8 @@ class Mxfp4Tensor:
         """
         if (index is None) != (len(self.shape) == 2):
             raise ModelFileError(
-                f"tensor {self.blocks.name} of shape {list(self.shape)} must be read one matrix at a time"
+                f"{self.blocks.file.path.name}: tensor {self.blocks.name} of shape {list(self.shape)} must be read one "
+                "matrix at a time"
             )
         rows = Part(part.rows)
         packed, exponents = self.blocks.read(index, rows), self.scales.read(index, rows)
@@ -242,7 +243,7 @@ def _with_fp8(named: Mapping[str, FileTensor], block_size: tuple[int, int]) -> d
             continue
         scale = next((combined.pop(f"{name}{suffix}") for suffix in _SCALES if f"{name}{suffix}" in combined), None)
         if not isinstance(scale, FileTensor):
-            raise ModelFileError(f"tensor {name} is in fp8, but {name}{_SCALES[0]} is missing")
+            raise ModelFileError(f"{tensor.file.path.name}: tensor {name} is in fp8, but {name}{_SCALES[0]} is missing")
         combined[name] = Fp8Tensor(tensor, scale, block_size)
     return combined
 
@@ -252,7 +253,10 @@ def _with_mxfp4(named: Mapping[str, FileTensor]) -> dict[str, StoredTensor]:
     for blocks in [name for name in named if name.endswith("_blocks")]:
         name = blocks.removesuffix("_blocks")
         if f"{name}_scales" not in named or name in named:
-            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is missing or {name} exists, too")
+            raise ModelFileError(
+                f"{named[blocks].file.path.name}: tensor {blocks} is in MXFP4, but {name}_scales is missing or {name} "
+                "exists, too"
+            )
         del combined[blocks], combined[f"{name}_scales"]
         combined[name] = Mxfp4Tensor(named[blocks], named[f"{name}_scales"])
     return combined

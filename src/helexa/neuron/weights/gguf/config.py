@@ -17,8 +17,8 @@ _GRANITE = frozenset(["granite", "granitehybrid", "granitemoe", "granite_swa"])
 
 _NEMOTRON = frozenset(["nemotron_h", "nemotron_h_moe"])
 
-# Architectures whose rows of q and k are interleaved in pairs, for a rotation of the whole head. The converter of
-# Nemotron-H interleaves the rows, too, although the model has no rotary embedding.
+# Architectures whose rows of q and k are interleaved in pairs, for a rotary embedding that rotates the whole head. The
+# converter of Nemotron-H interleaves the rows, too, although the model has no rotary embedding.
 INTERLEAVED = frozenset(["arcee", "llama", "mistral3", "muse-glimmer", "smollm3", *_GRANITE, *_NEMOTRON])
 
 _LATENT = frozenset(["deepseek2"])  # Architectures with latent attention, whose values have another width than the keys

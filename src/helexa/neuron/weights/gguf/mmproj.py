@@ -55,7 +55,8 @@ def mmproj_beside(model: Path) -> Path | None:
         stem = _NO_NAME.sub("", path.stem.lower())
         return not stem or stem not in model.name.lower(), next(precisions, len(_PRECISIONS))
 
-    # A folder may have `mmproj` files of several models. The projector's outputs must be as wide as the model.
+    # A folder may have `mmproj` files of several models. The width of the projector's outputs must be the model's
+    # hidden size.
     width = _value(model, _EMBEDDING) if files else None
     fitting = (path for path in files if width is None or _value(path, _PROJECTION) in (None, width))
     return min(fitting, key=rank, default=None)
@@ -223,7 +224,8 @@ def _gemma4(metadata: Metadata, file: GgufFile) -> tuple[_Config, _Config]:
         "standardize": "v.std_bias" in file.tensors,
         "use_clipped_linears": "v.blk.0.attn_q.input_min" in file.tensors,
     }
-    # As in llama.cpp: the file does not say that image tokens of the small models attend only to earlier tokens.
+    # Image tokens of the small models attend only to earlier tokens. The file does not say this, so the hidden size
+    # identifies these models, as in llama.cpp.
     is_small = metadata.integer("vision.projection_dim") in _CAUSAL_GEMMA4
     text = {"use_bidirectional_attention": None if is_small else "vision"}
     return {"model_type": "gemma4", "vision_config": vision, "text_config": text}, _preprocessor(metadata, file)
