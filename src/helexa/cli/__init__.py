@@ -89,7 +89,7 @@ def main() -> NoReturn:
 
 def _run(tokens: list[str]) -> int | None:
     if tokens in ([], ["--help"], ["-h"]):
-        app.help_format = "plaintext"  # The list of commands has no Markdown, whose renderer would import 80 modules.
+        app.help_format = "plaintext"  # The list has no Markdown, and the Markdown renderer imports 80 modules.
     if tokens[:1] in (["serve"], ["up"], ["node"]):
         tokens = complete_flags(tokens)
     try:

@@ -19,7 +19,8 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        sys.exit("the parent is already gone")  # the parent died before the request
+        # The parent died before the signal was requested, so the signal would never arrive.
+        sys.exit(f"the parent process {parent} has ended; {program[0]} was not started")
     os.execv(program[0], program)
 
 

@@ -37,7 +37,7 @@ def completion(
 
 
 def model_names(context: "CompletionContext") -> list[str]:
-    """Return the model names that the shell completes.
+    """Return the model names that the shell offers as completions.
 
     A local server that does not respond quickly is ignored.
     """
@@ -122,7 +122,7 @@ class LocalEngineFlags(EngineFlags):
     max_model_len: Annotated[int | None, Parameter(name=["--max-model-len", "--ctx-size", "-c"])] = None
 
     def arguments(self) -> list[str]:
-        """Return the options of `neuron serve` for the same configuration keys."""
+        """Return arguments for `neuron serve` that set the same options."""
         return [f"{name}" if value is False else f"{name}={value}" for name, value in self.settings().values()]
 
 

@@ -99,7 +99,7 @@ class Gateway:
             return _object(self._read(response))
 
     def unready_reason(self, timeout: float) -> str | None:
-        """Return why the server is not ready, or None (`/health/ready`).
+        """Return why the server is not ready, or None if it is ready (`/health/ready`).
 
         Args:
             timeout: timeout in seconds.
@@ -218,7 +218,7 @@ class Gateway:
 
     def _lost(self, error: Exception) -> NoReturn:
         if isinstance(error, TimeoutError):
-            raise CommandError(f"{self.url} stopped answering; see its log") from None
+            raise CommandError(f"{self.url} did not answer in time; try again, or see the log of the server") from None
         raise CommandError(f"the connection to {self.url} broke ({error or type(error).__name__}); try again") from None
 
 

@@ -81,10 +81,10 @@ class LocalConfig:
     # loaded models.
     require_auth: bool = False
     tensor_parallel: int = 1  # number of processes that compute each model together
-    # further keys of each model in `[[default_models]]` of the node
+    # further keys of each `[[default_models]]` table in the node's file
     model_settings: Mapping[str, str] = field(default_factory=dict[str, str])
     ollama: bool = False  # True if the gateway's API listens on `OLLAMA_PORT`, too
-    # further names of models in requests, with the ids of the models
+    # ids of models by additional names, which requests can use in place of the ids
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     # Seconds without requests after which a model sleeps; 0: never. None: `_IDLE_UNLOAD_SECS`, or never if no prompts
     # are kept on disk, because the next request would compute its prompt again.
@@ -102,7 +102,10 @@ class LocalConfig:
 
     @property
     def lan_url(self) -> str | None:
-        """Base URL of the gateway for other machines; None if it is unknown."""
+        """Base URL for other machines if the gateway listens on all addresses, else None.
+
+        The URL is also None if this machine's address is unknown.
+        """
         address = _lan_address() if self.host in _EVERY_ADDRESS else None
         return None if address is None else f"http://{_address(address, self.port)}"
 
@@ -157,8 +160,8 @@ class LocalConfig:
             + self._entitlements()
             + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
         )
-        # The gateway uses these settings to load a model again after an eviction. The template is left out, because
-        # the node keeps it.
+        # The gateway uses these settings to load a model again after an eviction. The chat template is left out,
+        # because the node keeps it.
         loading = {key: value for key, value in self.model_settings.items() if key != "chat_template"}
         catalog.write_text(
             _tables("models", ({"id": model.id, "source": model.source, **loading} for model in self.models))
@@ -185,7 +188,8 @@ class LocalConfig:
 def _lan_address() -> str | None:
     """Return the address from which this machine sends packets to other networks.
 
-    The function only connects a UDP socket, which sends no packets.
+    Return None if the machine has no route to other networks. The function only connects a UDP socket, which sends no
+    packets.
     """
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

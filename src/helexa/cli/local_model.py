@@ -19,7 +19,8 @@ from helexa.neuron.config import read_config
 from helexa.neuron.sources.downloaded_models import DownloadedModel, downloaded_models
 from helexa.neuron.sources.hubs_and_sources import local_model as model_at
 
-# Maximum GB of weights that each token reads. A CPU generates models with more only at a few tokens per second.
+# Maximum GB of weights that a model on the CPU may read for each token. A model that reads more generates only a few
+# tokens per second.
 _FASTEST_READ_GB = 5.5
 
 
@@ -34,13 +35,13 @@ class FreeMemory:
         return f"{memory_text(self.gb * 1024)} of memory free" + ("" if self.device == "cpu" else f" on {self.device}")
 
     def fits(self, model: KnownModel) -> bool:
-        """Return whether the estimated memory of `model` is free."""
+        """Return whether the free memory is at least the estimated need of `model`."""
         return model.memory_gb <= self.gb
 
     def best(self) -> KnownModel:
-        """Return the largest general model that fits and is fast enough.
+        """Return the largest model to offer that fits and is fast enough.
 
-        If no such model fits, return the smallest known model.
+        If there is no such model, return the smallest known model.
         """
         fast = [model for model in known_models() if self.device != "cpu" or model.read_gb <= _FASTEST_READ_GB]
         fitting = [model for model in fast if model.offered and self.fits(model)]
@@ -175,7 +176,7 @@ def offered_model(*, ask: bool, private: bool = False, quiet: bool = False) -> s
 
 
 def _loaded_model() -> tuple[str, str] | None:
-    """Return the first loaded model of a local server, and its URL, or None."""
+    """Return the first loaded model of a local server and the server's URL, else None."""
     for url in LOCAL_URLS:
         with suppress(HelexaError):
             for entry in Gateway(url, os.environ.get("HELEXA_API_KEY")).models(_LIST_SECONDS):

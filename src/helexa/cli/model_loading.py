@@ -107,7 +107,7 @@ class DownloadBar:
         self._fetched_at = self._started
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        # Show the bar also if the hub does not answer and no progress arrives.
+        # Draw the bar after the delay even if no call of `show` arrives, for example because the hub does not answer.
         self._late = threading.Timer(PROGRESS_DELAY_SECONDS, self._draw)
         self._late.daemon = True
 
@@ -243,7 +243,10 @@ def _log_to_stderr() -> None:
 
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
-    """Return an error that also suggests a similar model name, or `error` unchanged."""
+    """Return an error with advice on the model name, or `error` unchanged.
+
+    `error` is returned if the name is not its cause, or if there is no advice.
+    """
     from helexa.cli.local_model import models_here
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 

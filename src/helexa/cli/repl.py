@@ -147,7 +147,7 @@ class ChatCommands:
 
 def _path(name: str) -> Path:
     if not name:
-        raise CommandError("/save needs a file, as in /save talk.json")
+        raise CommandError("no file is named; write /save FILE or /load FILE, as in /save talk.json")
     try:
         return Path(name).expanduser()
     except RuntimeError:

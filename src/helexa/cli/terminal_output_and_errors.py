@@ -99,7 +99,7 @@ class Progress:
     """
 
     def __init__(self, plain: bool = False) -> None:
-        """Start the half second without output.
+        """Start the half second in which nothing is shown.
 
         If `plain`, print lines of text even on a terminal.
         """

@@ -105,7 +105,7 @@ class Child:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kill the process and its children with SIGKILL, and wait."""
+        """Kill the process and its children with SIGKILL, and wait until it has ended."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -209,7 +209,7 @@ class Stack:
             if self._signals.wait(_WATCH_SECONDS):
                 break
         if child.alive():
-            note(f"{child.name} is being killed")
+            note(f"{child.name} is being killed, because it has not ended")
         child.kill()
 
     def _show_logs(self) -> None:

@@ -55,7 +55,7 @@ def state_folder(*names: str) -> Path:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Return a context that explains write errors of the state folder.
+    """Return a context that converts write errors in `folder` to `CommandError`.
 
     Raises:
         CommandError: a file could not be written.
@@ -71,7 +71,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write `text` to a file in the state folder that only this user can read."""
+    """Write `text` to a file that only this user can read."""
     path.unlink(missing_ok=True)  # an existing file would keep its permissions
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -86,7 +86,9 @@ _SHORTEST = 8
 
 
 def configured_key(option: str | None, file: Path | None, environ: Mapping[str, str]) -> str | None:
-    """Return the API key of `helexa up` from the option, file or variable, or None.
+    """Return the API key of `helexa up` from the option, file or variable.
+
+    Return None if none of them contains a key.
 
     Raises:
         CommandError: both option and file are given, the file cannot be read, or the key is invalid.
@@ -157,7 +159,7 @@ MAX_BYTES = 10_000_000
 def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
     """Return the log files of `helexa up` in `log_folder`, by server.
 
-    The state folder `folder` of `helexa up` gets links to files in another folder.
+    If `log_folder` is not the state folder `folder` of `helexa up`, create links to the log files in `folder`.
     """
     files = {server: log_folder / name for server, name in LOGS.items()}
     for file in files.values():
@@ -193,7 +195,7 @@ def newest_folder(port: int | None) -> Path:
     If `port` is None, return the folder whose log changed last.
 
     Raises:
-        CommandError: no `helexa up` has written a log, or not the `helexa up` with this port.
+        CommandError: no `helexa up`, or none with this port, has written a log.
     """
     base = state_folder("up")
     folders = [base / str(port)] if port is not None else [entry for entry in base.iterdir() if entry.is_dir()]
@@ -248,7 +250,7 @@ def recorded(folder: Path, url: str) -> Iterator[None]:
     with writing_to(folder):
         write_private(path, json.dumps({"url": url, "pid": os.getpid(), "system": _system()}))
     with path.open("r+b") as file:  # writable, because NFS requires this for an exclusive lock
-        with suppress(OSError):  # The file system has no locks. `_is_held` then checks the process id.
+        with suppress(OSError):  # If the file system has no locks, `_is_held` checks the process id.
             # This call waits for microseconds at most, because other commands release the lock right after their check.
             fcntl.flock(file, fcntl.LOCK_EX)
         try:

@@ -28,9 +28,9 @@ _MEDIA_TYPES = {
 
 
 class Assets:
-    """The files in the folder `static` of each package, by relative path.
+    """The files in the folder `static` of `helexa.web` and of other packages.
 
-    A file of a later package replaces a file with the same path of an earlier package.
+    If several packages have a file with the same path, the file of the last of them is used.
     """
 
     def __init__(self, *packages: str) -> None:
@@ -38,7 +38,7 @@ class Assets:
 
     @cached_property
     def files(self) -> dict[str, bytes]:
-        """The content of all files."""
+        """The content of all files, by path relative to the folder `static`."""
         files: dict[str, bytes] = {}
         for package in self._packages:
             _read(resources.files(package) / "static", "", files)

@@ -56,7 +56,9 @@ def cache(*models: ModelName, clear: Annotated[bool, Parameter(negative="")] = F
         ]
         print(text_table(_HEADINGS, rows, right=("SIZE",)))
     else:
-        note("nothing is saved on this machine" if not models else "nothing of these models is saved")
+        note(
+            "nothing is saved on this machine" if not models else f"nothing is saved for {printable(', '.join(models))}"
+        )
 
 
 def _clear(entries: list[SavedFiles], names: Iterable[str]) -> None:
@@ -71,5 +73,5 @@ def _clear(entries: list[SavedFiles], names: Iterable[str]) -> None:
     try:
         deleted = delete_saved(entries)
     except OSError as error:
-        raise CommandError(f"saved files cannot be deleted: {error}; check the permissions") from None
+        raise CommandError(f"saved files cannot be deleted: {error}; check the permissions of this path") from None
     note(f"deleted {file_size_text(deleted)} of saved files")

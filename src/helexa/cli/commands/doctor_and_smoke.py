@@ -98,7 +98,7 @@ def _run(server: Gateway, model: str | None, deadline: float, expect_sha: str | 
 
 
 def _readiness(server: Gateway, deadline: float) -> Check:
-    """Wait until the server is ready.
+    """Wait until the server is ready or the deadline passes, and return the result.
 
     Raises:
         CommandError: nothing answers at the URL until the deadline, or the server has no route `/health/ready`.
@@ -125,9 +125,10 @@ def _readiness(server: Gateway, deadline: float) -> Check:
 
 
 def _loading(server: Gateway) -> str | None:
-    """Return which node of a gateway still loads its default models, or None.
+    """Return a text that names the nodes that are loading their default models.
 
-    The result is also None for a node, and for a gateway that does not show its nodes to this client.
+    Return None if no node of the gateway is loading models. The result is also None for a node, and for a gateway that
+    does not show its nodes to this client.
     """
     try:
         nodes = server.node_reports()
@@ -150,7 +151,7 @@ def _build(server: Gateway, expected: str) -> Check:
 
 
 def _failed_models(server: Gateway) -> Check:
-    """Check that no model failed to load and no model is unable to answer."""
+    """Check that no model failed to load and that all loaded models can answer."""
     try:
         failed, note = _problems(server)
     except CommandError as error:
@@ -160,7 +161,7 @@ def _failed_models(server: Gateway) -> Check:
 
 
 def _problems(server: Gateway) -> tuple[list[tuple[str, str]], str]:
-    """Return each failed model with its problem, and a note if more are unknown."""
+    """Return each failed model with its problem, and a note if the list is incomplete."""
     health = server.get("/health")
     if not isinstance(health, dict):
         raise CommandError(
@@ -192,7 +193,7 @@ def _location(entry: dict[str, Any]) -> str:
 
 
 def _answer(server: Gateway, wanted: str | None, deadline: float) -> Check:
-    """Ask a question with a one-word answer.
+    """Ask a model a question with a one-word answer, and check the answer.
 
     Raises:
         CommandError: the server does not list the model `wanted`.
@@ -217,7 +218,7 @@ def _answer(server: Gateway, wanted: str | None, deadline: float) -> Check:
     except CommandError as error:
         return Check("answer", False, f"{model}: {error}")
     except (KeyError, IndexError, TypeError):
-        return Check("answer", False, f"{model}: the response is no chat completion")
+        return Check("answer", False, f"{model}: the response is no chat completion; check the URL")
     seconds = time.monotonic() - started
     shown = " ".join(text.split())[:80]
     if _ANSWER not in text.lower():

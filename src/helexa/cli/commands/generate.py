@@ -42,7 +42,7 @@ from helexa.generation.run_requests import Result
 class BatchProgress:
     """Counts the completed and failed prompts of a batch.
 
-    If `progress` is set, it shows the count on stderr.
+    If `progress` is set, the number of answered prompts is shown on stderr.
     """
 
     progress: Progress | None

@@ -55,7 +55,8 @@ def unload(
         quiet: Print nothing.
     """
     if bool(models) == all_models:
-        raise CommandError("no model is named; name the models to unload, or use --all", USAGE)
+        problem = "models are named together with --all" if models else "no model is named"
+        raise CommandError(f"{problem}; name the models to unload, or use --all", USAGE)
     gateway = local_gateway(url)
     for name in models or _loaded(gateway, node):
         unload_one(gateway, name, node)
@@ -95,7 +96,8 @@ def _load(gateway: Gateway, name: str, node: str | None, quiet: bool) -> dict[st
         except Exception as error:
             answers.append(error)
 
-    thread = threading.Thread(target=ask, daemon=True)  # Ctrl-C ends the command, and the load goes on
+    # A daemon thread lets Ctrl-C end this command at once. The gateway continues the load.
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     with Progress() as progress:
         while thread.is_alive():

@@ -69,7 +69,7 @@ def ps(*, url: GatewayUrl = None, as_json: AsJson = False) -> None:
     elif rows:
         print(text_table(_HEADINGS, [row.cells() for row in rows]))
     else:
-        note("no node holds a model" if nodes else "the gateway has no nodes")
+        note("no node has loaded a model; load one with `helexa load MODEL`" if nodes else "the gateway has no nodes")
 
 
 def _rows(node: NodeReport) -> Iterator[Row]:

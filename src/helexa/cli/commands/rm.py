@@ -80,7 +80,7 @@ def _remove(cached: DownloadedModel, form: str | None, *, dry_run: bool, yes: bo
 
 
 def _holders(cached: DownloadedModel, form: str | None) -> list[tuple[RunningUp, str]]:
-    """Return each `helexa up` that has loaded a model, and the model's id."""
+    """Return each `helexa up` that has loaded the model, and the id of the model."""
     names = names_of(cached, form)
     found: list[tuple[RunningUp, str]] = []
     for up in running_ups():

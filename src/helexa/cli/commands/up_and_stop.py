@@ -183,7 +183,7 @@ def _local_model(name: str) -> LocalModel:
 
 
 def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) -> Activation | None:
-    """Wait until the node has loaded its models. Return which loaded or failed.
+    """Wait until the node has loaded its models, and return its report on the loads.
 
     Return None if a stop signal such as Ctrl-C arrives first.
 
@@ -234,7 +234,7 @@ def _activation(neuron: Gateway) -> Activation | None:
     try:
         return Health.model_validate(neuron.get("/health", _REPLY_SECONDS)).activation
     except (CommandError, ValueError):
-        return None  # not listening yet; `Stack.watch` reports an ended server
+        return None  # The node does not listen yet. If it has ended, `Stack.watch` raises an error.
 
 
 def _check_deadline(deadline: float, server: Gateway) -> None:
@@ -315,7 +315,7 @@ def _command() -> str:
 
 
 def _slow_reason(engine: LocalEngineFlags) -> str | None:
-    """Return why models on the CPU are slower than possible, or None."""
+    """Return why models on the CPU are slower than possible, or None if they are not."""
     from helexa.neuron.hardware.device_choice import device_for
     from helexa.neuron.ops.native.compilation import why_unavailable
 

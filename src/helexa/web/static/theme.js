@@ -24,7 +24,7 @@ window.helexaTheme = {
   get current() {
     return root.dataset.theme ?? "auto";
   },
-  // Switch to the next theme in the order auto (as the system), light, dark. Return the new theme.
+  // Switch to the next theme in the order auto (the theme of the system), light, dark. Return the new theme.
   next() {
     const chosen = { auto: "light", light: "dark", dark: "auto" }[this.current];
     if (chosen === "auto") {
