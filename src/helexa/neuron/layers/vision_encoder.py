@@ -66,8 +66,8 @@ def interpolated(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Te
 def interpolated_with_zeros(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Tensor) -> Tensor:
     """Return position embeddings like `interpolated`, with zeros around the table.
 
-    Table and patches cover the same square, and their values belong to the centers of their cells, as in torch's
-    `align_corners=False`.
+    The table and the grid of patches cover the same square. The value of a cell belongs to the center of the cell, as
+    in torch's `align_corners=False`.
     """
     axes = []
     for index, size in ((rows, grid.rows), (columns, grid.columns)):

@@ -36,7 +36,7 @@ from helexa.neuron.ops.rank_group_and_exchange import RowRange
 from helexa.neuron.tensors import Tensor
 
 _EAGLE_LAYERS = 3  # number of layers of the model whose inputs an EAGLE-3 head reads
-# Settings of EAGLE-3 heads that are not implemented. A head is accepted if they are missing, null or false.
+# Settings of EAGLE-3 heads that are not implemented. A head is accepted if these settings are missing, null or false.
 _EAGLE_FLAGS = frozenset({"norm_before_fc", "norm_before_residual", "norm_output", "fc_norm", "parallel_drafting"})
 
 
@@ -44,7 +44,8 @@ class DraftHead(Decoder):
     """A mixin for decoders that predict tokens from the hidden states of a model.
 
     Args:
-        model: the model; None to build the head without weights, for a memory estimate.
+        model: the model whose hidden states the head reads; None to build the head without weights, for a memory
+            estimate.
 
     Attributes:
         targets: for each token id of the head, the token id of the model; None if both have the same token ids.
@@ -165,7 +166,7 @@ class EagleBlock:
 
         Args:
             tokens: [rows, hidden], token embeddings.
-            states: [rows, hidden], hidden states.
+            states: [rows, hidden], the states from `EagleHead.set_inputs`.
         """
         inputs = self._joined(self._token_norm(tokens), self._state_norm(states))
         delta = self.mixer(inputs, cache, step, rows)
@@ -248,7 +249,9 @@ class EagleHead(DraftHead, Llama):
             # `d2t` has the difference between each token id of the model and the token id of the head.
             self.targets = np.arange(own) + offsets.cpu().numpy().astype(np.int64)
             if not 0 <= self.targets.min() <= self.targets.max() < total or len(np.unique(self.targets)) < own:
-                raise ModelFileError(f"tensor d2t must map {own} draft tokens to different tokens below {total}")
+                raise ModelFileError(
+                    f"tensor d2t must map the {own} tokens of the head to different token ids below {total}"
+                )
         if "lm_head.weight" not in self.loader and self.targets is None:
             return super().read_head()
         embedding = Embedding(self.loader.ops, None, self.loader.shares(own))  # only its number of tokens is used

@@ -75,7 +75,7 @@ class GraniteMoe(Granite):
 
     @classmethod
     def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `config` with the shared MLP's width under the usual key, too."""
+        """Return `config`, also with the key `shared_expert_intermediate_size`."""
         standard = super().standard_config(config)
         return standard | {"shared_expert_intermediate_size": standard["shared_intermediate_size"]}
 
@@ -103,7 +103,7 @@ class GraniteMoe(Granite):
         )
 
     def _shared_mlp(self, prefix: str) -> GatedMlp | None:
-        """Return the MLP that all rows use; None without one."""
+        """Return the MLP that all rows use; None if the model has no such MLP."""
         settings = self.settings
         if settings.config["shared_intermediate_size"] == 0:
             return None

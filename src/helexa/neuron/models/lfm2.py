@@ -52,7 +52,7 @@ class Lfm2(Llama):
 
     @classmethod
     def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `config` with the usual keys of norms, widths and layer types."""
+        """Return `config`, also with the keys that `Settings` and `NativeOps` read."""
         standard = super().standard_config(config)
         standard["rms_norm_eps"] = standard["norm_eps"]
         standard["tie_word_embeddings"] = standard.get("tie_embedding", standard["tie_word_embeddings"])

@@ -106,7 +106,7 @@ class Ernie45(Llama):
 
 
 class SeedOss(Llama):
-    """Seed-OSS: Llama with attention biases (the `Loader` reads existing biases)."""
+    """Seed-OSS: Llama with attention biases, which the `Loader` reads if they exist."""
 
     defaults: ClassVar = {
         "attention_out_bias": False,

@@ -68,7 +68,7 @@ class NemotronH(WithDeepSeekExperts):
 
     @classmethod
     def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `config` with the usual keys for the norms, the layers and Mamba-2.
+        """Return `config`, also with the keys that `Settings` and `NativeOps` read.
 
         Raises:
             ModelFileError: the types of the layers are missing.

@@ -82,14 +82,14 @@ class WithImagePositions(Llama):
 
 
 class Qwen25Vl(WithImagePositions, Qwen2):
-    """Qwen2.5 with positions of images (M-RoPE)."""
+    """Qwen2.5 with rotations by time, height and width for images (M-RoPE)."""
 
     sections = (16, 24, 24)
     axes_alternate = False
 
 
 class Qwen3Vl(WithImagePositions, Qwen3):
-    """Qwen3 with positions of images (M-RoPE), and DeepStack in its vision tower."""
+    """Qwen3 with M-RoPE for images, and with DeepStack in the vision tower."""
 
     sections = (24, 20, 20)
 

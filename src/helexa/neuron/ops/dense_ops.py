@@ -28,7 +28,7 @@ class MatrixStore:
         """Add a converted matrix. `finish` writes the added matrices to disk."""
 
     def finish(self, looked_up: Sequence[Any] = ()) -> object:
-        """End the load. The added matrices are written to disk in the background.
+        """End the load of a model, and write the added matrices to disk in the background.
 
         `looked_up` are the matrices of which a step reads single rows, such as an embedding.
         """

@@ -37,7 +37,7 @@ class Distributed:
         # NCCL runs a synchronous operation on the current stream, which the capture of a CUDA graph records.
         self._options.asyncOp = False
         if device.type == "cuda":
-            # A capture as a CUDA graph is possible only after NCCL has created the communicator.
+            # NCCL must create the communicator before an exchange can be captured as a CUDA graph.
             self.stack(torch.zeros(1, 1, device=device))  # creates the communicator
             torch.cuda.synchronize(device)
 

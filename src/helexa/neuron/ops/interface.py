@@ -247,7 +247,7 @@ class Ops(DenseOps):
         Returns:
             int64 [rows], tokens on the device. A row whose largest logit is NaN or infinite gets `NON_FINITE` (-1).
         """
-        # An implementation for a GPU does not wait for the device, because the engine reads the tokens later.
+        # An implementation for a GPU must return without waiting for the GPU. The engine reads the tokens later.
 
     @abstractmethod
     def sample_masked(self, logits: Tensor, masks: Masks, sampling: Sampling, last: Tensor | None = None) -> list[int]:

@@ -32,11 +32,11 @@ _threads: list[int] = []
 
 
 class OutOfMemoryError(MemoryError):
-    """An error of an allocation, which only injected faults raise in this backend."""
+    """No memory is left; in this backend, only fault injection raises this error."""
 
 
 class AcceleratorError(RuntimeError):
-    """An error of a GPU, which only injected faults raise in this backend."""
+    """A GPU failed; in this backend, only fault injection raises this error."""
 
 
 def prepare() -> None:

@@ -265,7 +265,8 @@ class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"
             rows = (most / ratio) ** 0.5
             columns = rows * ratio
         counts = [(math.floor(rows), math.ceil(rows)), (math.floor(columns), math.ceil(columns))]
-        # As in transformers, the order of the set decides between grids of the same aspect ratio.
+        # As in transformers, the first grid in the set's order wins if the aspect ratios of several grids are equally
+        # near.
         grids = [grid for grid in set(itertools.product(*counts)) if min(grid) >= 1 and grid[0] * grid[1] <= most]
         # An image with one long side fits in no grid. A row or column of blocks is then cut off at the limit.
         grids = grids or [(min(max(1, round(rows)), most), min(max(1, round(columns)), most))]

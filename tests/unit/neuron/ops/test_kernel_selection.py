@@ -83,7 +83,7 @@ def test_float32_is_selected_on_mps_if_float16_overflows() -> None:
     [
         ({"hidden_size": 250}, "widths (250, 512, 64) are not all multiples of 16"),
         ({"intermediate_size": 500}, "widths (256, 500, 64) are not all multiples of 16"),
-        ({"head_dim": 608}, "heads of 608 are larger than 576"),
+        ({"head_dim": 608}, "heads of 608 numbers are larger than 576"),
     ],
 )
 def test_unsupported_model_shape_selects_plain_torch_and_gives_the_reason(

@@ -56,7 +56,7 @@ class PixtralTower(VisionTower):
         loader, hidden = self.loader, self.settings.hidden
         self._merges = self.config["model_type"] == "mistral3"
         # The default values of LLaVA select another layer and drop the first patch, which is not implemented.
-        # Therefore, configurations of LLaVA must state the first two settings.
+        # Therefore, configurations of LLaVA must state `vision_feature_layer` and `vision_feature_select_strategy`.
         default = (None,) if self._merges else ()
         supported = {
             "vision_feature_layer": (*default, -1),

@@ -55,8 +55,8 @@ class AttentionPlan:
     Args:
         group: number of query heads per KV head, in the layers that use this work list.
         partials: memory for partial results, which all work lists share, because layers run one after another.
-        sampled: whether the queries are of the rows `Batch.sample_rows` only.
-        windowed: whether the pages are those of layers with a sliding window (see `Batch.window_pages`).
+        sampled: whether the layers compute only the rows `Batch.sample_rows`.
+        windowed: whether the layers have a sliding window with its own pages (see `Batch.window_pages`).
         causal: whether the layers ignore `Batch.attention_ends`.
     """
 

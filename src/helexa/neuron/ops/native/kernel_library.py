@@ -153,7 +153,7 @@ class KernelLibrary:
         """
         self._start_exchanges()
         # Ranks other than 0 count their progress in the shared memory. While rank 0 waits for another rank, it reads
-        # the count of that rank.
+        # this rank's count, to see whether the rank still makes progress.
         if ranks.rank > 0:
             self._report_progress(self._rank_progress(memory.data_ptr(), ranks.rank))
 

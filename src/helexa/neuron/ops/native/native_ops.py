@@ -128,14 +128,15 @@ class NativeOps(Ops):
             if layer_dim % (2 * LANES):
                 return f"heads of {layer_dim} numbers are not a multiple of {2 * LANES}"
             if layer_dim > MAX_DIM:
-                return f"heads of {layer_dim} are larger than {MAX_DIM}"
+                return f"heads of {layer_dim} numbers are larger than {MAX_DIM}"
         return None
 
     @staticmethod
     def requires_torch(config: dict[str, Any]) -> str | None:
         """Return which layer of a supported model needs torch; None for no layer."""
         dim = config.get("linear_key_head_dim") or LANES
-        return None if NativeDelta.fits(DeltaSizes(1, 1, dim, LANES, 1)) else f"linear attention with keys of {dim}"
+        fits = NativeDelta.fits(DeltaSizes(1, 1, dim, LANES, 1))
+        return None if fits else f"linear attention with keys of {dim} numbers"
 
     def store(self, model: Path, quant: str = "", part: str = "") -> PackedStore:
         # Changed model files, other packing code and another quantization each need other packed weights.
@@ -359,7 +360,7 @@ class NativeOps(Ops):
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
         if NativeDelta.fits(sizes):
             return NativeDelta(self._launcher, sizes, weights, self._spans, self._states.append)
-        tensors.require_torch(f"linear attention with keys of {sizes.key_dim}")
+        tensors.require_torch(f"linear attention with keys of {sizes.key_dim} numbers")
         # Plain torch updates the state. A captured graph contains only native kernels, so it would not update the
         # state.
         self.captures_state = False
@@ -418,7 +419,7 @@ class NativeOps(Ops):
         samples = batch.sample_rows.shape[0]
         logits = self._graphs.run(inputs, samples, lambda: forward(batch), lambda: self._save_states(batch))
         if known is None and self._graphs.complete is False:
-            _log.info("model computes outside the native kernels; steps run kernel by kernel")
+            _log.info("a part of the model has no native kernel; steps run kernel by kernel without captured graphs")
         return logits
 
     def _save_states(self, batch: Batch) -> Callable[[], None]:

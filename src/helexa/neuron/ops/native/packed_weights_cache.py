@@ -59,7 +59,9 @@ _RESERVED = 4 << 30  # disk space left free for other uses
 _MAX_HEADER = 16 << 20  # maximum bytes of the line of JSON
 _PART = 16 << 20  # bytes that are mapped or moved at once
 _HUGE_PAGE = 2 << 20
-_LOOKED_UP_PART = 64 << 10  # bytes per write of an embedding; Linux maps as many bytes around a page that is read
+# Bytes per write of an embedding. If a kernel reads one page of a file, Linux also maps the pages around it, together
+# about as many bytes.
+_LOOKED_UP_PART = 64 << 10
 # Delay of the move to huge pages after a start. Without a delay, copying the weights would slow down the first tokens.
 # Until the move, decoding is slower.
 _MOVE_AFTER_SECONDS = 0.5

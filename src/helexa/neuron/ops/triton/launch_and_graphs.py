@@ -69,7 +69,7 @@ class CudaCapture:
     """
 
     def __init__(self) -> None:
-        self._pool: Any = None  # torch's type has no public name
+        self._pool: Any = None  # memory pool; None before the first capture. torch has no public name for the type.
         self._results: Tensor | None = None
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -245,9 +245,9 @@ def few(pairs: int, experts: int, chosen: int) -> bool:
 
 
 def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | None:
-    """Return the matrices of all experts, stacked into one matrix; None if impossible.
+    """Return the matrices of all experts, stacked into one matrix, or None.
 
-    The matrices must have the same format, and a shape that the kernels support.
+    The result is None if the matrices have different formats, or a shape that the kernels do not support.
     """
     packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
     plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
@@ -259,7 +259,10 @@ def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor 
 
 
 def _gated(gate_up: Tensor, clamp: Clamp | None, act: str) -> Tensor:
-    """Return the activation of `gate_up` [pairs, 2 * width], gate values first."""
+    """Return `act(gate) * up`, or the clamped activation, [pairs, width].
+
+    `gate_up` [pairs, 2 * width] has the gate values first.
+    """
     if clamp is None and act != "silu":
         return gate_mul(gate_up, act)
     pairs, width = gate_up.shape[0], gate_up.shape[1] // 2
