@@ -245,7 +245,10 @@ async def serve(config: CortexConfig, catalog: Catalog, path: Path | None = None
             on_reload_signal(running_gateway.reload, shutdown.signal)
             collect_seldom()
             if not running_gateway.fleet.view().nodes:
-                log.warning("no nodes are configured; add [[neurons]], or let nodes join with `cortex nodes invite`")
+                log.warning(
+                    "no nodes are configured; add [[neurons]] to cortex.toml, "
+                    "or let nodes join with `cortex nodes invite`"
+                )
             addresses = [Address(*sock.getsockname()[:2]) for sock in (api, scrape)]
             log.info("listening url=http://%s metrics_url=http://%s/metrics", *addresses)
             if ollama is not None:

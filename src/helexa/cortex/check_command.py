@@ -99,7 +99,7 @@ async def _count(client: NodeClient, endpoint: str, kind: str, bearer: str | Non
         raise NodeError(f"the response of {path} is not JSON; check the endpoint and the kind of the node") from None
     models = content.get("data") if kind == "openai" and isinstance(content, dict) else content
     if not isinstance(models, list):
-        raise NodeError(f"the response of {path} is not a list of models of kind '{kind}'; correct the node's kind")
+        raise NodeError(f"the response of {path} is not the model list of a node of kind '{kind}'; correct the kind")
     return len(models)
 
 

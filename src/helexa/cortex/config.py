@@ -264,7 +264,7 @@ class NeuronSection(config.Section):
     name: str = Field(min_length=1)  # unique name of the node
     endpoint: ApiUrl  # base URL of the node. A `/v1` at its end is removed.
     kind: Literal["neuron", "openai"] = "neuron"  # `neuron`, or `openai` for any other OpenAI-compatible server
-    bearer: config.HeaderSecret | None = None  # API key that the node requires, or None
+    bearer: config.HeaderSecret | None = None  # API key that the node requires. None if it requires none.
     # Path of a file with this key, instead of `bearer`. A relative path is relative to the folder of cortex.toml.
     bearer_file: Path | None = None
     # name of an environment variable with this key, instead of `bearer`

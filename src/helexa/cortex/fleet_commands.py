@@ -203,7 +203,8 @@ def drain(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     in_flight, loading = content.get("in_flight"), content.get("loading")
     if in_flight or loading:
         raise HelexaError(
-            f"{node} is cordoned, but {in_flight} requests and {loading} loads are still running; run the command again"
+            f"{node} is cordoned, but {in_flight} requests and {loading} loads are still running; "
+            "run the command again to wait longer"
         )
     print(f"{printable(node)} is drained: it gets no new requests or loads until `cortex uncordon {printable(node)}`")
 

@@ -179,7 +179,9 @@ class ImageFetcher:
                     finally:
                         response.close()
                     location = _parse(target.decode("utf-8", "replace"), location.url)
-                raise _failed(f"redirects more than {MAX_REDIRECTS} times; send the last URL, or a data URL")
+                raise _failed(
+                    f"redirects more than {MAX_REDIRECTS} times; send the URL after the redirects, or a data URL"
+                )
         except TimeoutError:
             raise _failed(
                 f"was not received within {settings.fetch_timeout_secs:g} s; try again, or send a data URL"

@@ -172,7 +172,7 @@ def check_exposure(
             _check_terms(f"the key of '{name}'", former, key)
         elif not is_complete and key is entitlements.keys[-1]:
             raise ConfigError(
-                f"the new key of '{name}' may be incomplete: the file does not end with a line break; add one"
+                f"the new key of '{name}' may be incomplete: cortex.toml does not end with a line break; add it"
             )
     if previous.console.oidc is not None and current.console.oidc is not None:
         _check_terms("console.oidc", previous.console.oidc, current.console.oidc)

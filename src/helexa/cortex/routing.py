@@ -134,8 +134,8 @@ def breaker_error(view: FleetView, model: str, client: str = ANY) -> ApiError | 
     Call this function if `route` has found no node. The result is an error if a node has the model loaded, but its
     breaker for the model and the client is open.
     """
-    # In this case, the gateway does not load the model on another node, because a load takes longer than the time until
-    # the breaker admits the next probe request.
+    # If a breaker is open, the gateway does not load the model on another node, because a load takes longer than the
+    # time until the breaker admits the next probe request.
     if any(
         view.is_open(node.name, model, client) and has_warm(node, model) and not node.cordoned for node in view.nodes
     ):
@@ -227,7 +227,7 @@ _messages = msgspec.json.Decoder(list[msgspec.Raw])
 def affinity_key(
     body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), account: str = "", min_bytes: int = 1024
 ) -> bytes | None:
-    """Return the affinity key of a request (`KEY_BYTES` bytes), or None.
+    """Return the affinity key of a request (`KEY_BYTES` bytes); None without a source.
 
     The key is derived from the first of these sources that the request contains:
 

@@ -42,7 +42,7 @@ THIRD_PARTY_OUTPUT = 4096
 # Smallest output limit that the gateway sets. If the budget allows fewer output tokens, the request is rejected.
 LEAST_OUTPUT = 256
 
-_COUNT_MARGIN = 64  # added to the node's count, which lacks the thinking markers that a chat template may add
+_COUNT_MARGIN = 64  # added to the node's count of prompt tokens, which lacks the thinking markers of chat templates
 # Most texts have more bytes per token. With this low value, the prompt is overestimated, so that the prompt and the
 # default output fit into the context together.
 _LEAST_BYTES_PER_TOKEN = 3

@@ -18,7 +18,7 @@ class Drain:
     """Counts running requests (as context manager), and waits for their end."""
 
     def __init__(self) -> None:
-        self.begun = False  # True once the server rejects new requests, because it shuts down
+        self.begun = False  # True if the gateway rejects new requests, because it shuts down
         self.running = 0  # number of running requests
         self._idle = asyncio.Event()
 
@@ -33,7 +33,7 @@ class Drain:
             self._idle.set()
 
     def check(self) -> None:
-        """Raise an `ApiError` if the server rejects new requests."""
+        """Raise an `ApiError` if the gateway rejects new requests."""
         if self.begun:
             raise shutting_down()
 

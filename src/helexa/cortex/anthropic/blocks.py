@@ -43,8 +43,8 @@ class _Block:
     arguments: list[str] = field(default_factory=list[str])
     # deltas that are not sent yet because `content_block_start` was not sent yet
     pending: list[str] = field(default_factory=list[str])
-    begun: bool = False  # True once `content_block_start` was sent
-    ended: bool = False  # True once `content_block_stop` was sent
+    begun: bool = False  # True after `content_block_start` was sent
+    ended: bool = False  # True after `content_block_stop` was sent
     delta_head: bytes = b""  # constant first bytes of the block's `content_block_delta` events, up to the delta's text
     # cached result of `is_complete`: number of pieces in `arguments`, and whether they form a complete JSON object
     _completeness: tuple[int, bool] = (-1, False)
@@ -172,7 +172,7 @@ class Blocks:
         if block is not None and not (name and call_id and block.id and call_id != block.id):
             return block
         if len(self._calls) >= MAX_CALLS:
-            raise malformed(f"more than {MAX_CALLS} tool calls")
+            raise malformed(f"it has more than {MAX_CALLS} tool calls")
         # The node gives all tool calls the same index, so the earlier call gets another, unused index.
         if block is not None:
             self._calls[-1 - len(self._calls)] = block
@@ -235,4 +235,4 @@ class Blocks:
     def _count_chars(self, chars: int) -> None:
         self._buffered_chars += chars
         if self._buffered_chars > MAX_BUFFERED_CHARS:
-            raise malformed("too much output is buffered behind an incomplete tool call")
+            raise malformed(f"more than {MAX_BUFFERED_CHARS} characters are buffered behind an incomplete tool call")

@@ -262,7 +262,7 @@ class ResponsesAnswer:
     def _count_waiting(self, text: str) -> None:
         self._waiting_chars += len(text)
         if self._waiting_chars > MAX_WAITING_CHARS:
-            raise malformed("too much output waits for an incomplete tool call")
+            raise malformed(f"more than {MAX_WAITING_CHARS} characters wait for an incomplete tool call")
 
     def _read_call(self, delta: dict[str, Any]) -> list[Event]:
         function = delta.get("function") or {}

@@ -43,7 +43,7 @@ class BackendStream:
         self, new_choice: Callable[[], Choice], *, model: str, chat: bool, continuous_usage: bool = False
     ) -> None:
         self.ended = False  # True once the whole answer was returned. Later bytes of the backend have no effect.
-        self.failure: ApiError | None = None  # the error that ended the stream, or None
+        self.failure: ApiError | None = None  # the error that ended the stream; None without an error
         self._new_choice = new_choice  # function that returns a new `Choice`
         self._model = model  # name of the model, for chunks that do not name it
         self._chat = chat  # True for a chat completion, False for a text completion
@@ -175,7 +175,7 @@ class BackendStream:
     def _choice(self, index: int) -> Choice:
         if index not in self._choices:
             if len(self._choices) >= MAX_CHOICES:
-                raise malformed(f"more than {MAX_CHOICES} choices")
+                raise malformed(f"it has more than {MAX_CHOICES} choices")
             self._choices[index] = self._new_choice()
         return self._choices[index]
 

@@ -56,7 +56,7 @@ class _Watched:
 
 
 class EventHub:
-    """Numbers all changes for `GET /api/events`, so that each client gets each once."""
+    """Numbers the changes for `GET /api/events`, so that no client gets one twice."""
 
     def __init__(
         self,
@@ -88,7 +88,9 @@ class EventHub:
             ApiError: 503 if `MAX_WATCHERS` clients read the events already.
         """
         if self._watchers >= MAX_WATCHERS:
-            raise overloaded("too many clients watch this gateway; close a console", RETRY_SECS)
+            raise overloaded(
+                "too many clients read the events of this gateway; close a page of the console", RETRY_SECS
+            )
         self._watchers += 1
         try:
             with self._poller.watched():

@@ -142,7 +142,7 @@ class Breakers:
     def ok(self, pair: Pair, now: float, client: str = ANY) -> bool:
         """Record that the node responded to a request for the model, with any status.
 
-        Return whether a breaker was stored for the request.
+        Return whether a breaker for the pair was stored, so its state may have changed.
         """
         keys = [key for key in _keys(pair, client) if key in self._breakers]
         for key in keys:

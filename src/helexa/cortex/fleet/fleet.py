@@ -288,7 +288,8 @@ class Fleet:
         alone = client == ANY or node.misses > 0 or not node.healthy
         if self._breakers.failed((name, model), self._clock(), client, alone=alone) == "open":
             log.warning(
-                "node gets no requests for now node=%s model=%s; requests keep failing there: see the node's log",
+                "model gets no requests on this node for now node=%s model=%s; "
+                "its requests keep failing there: see the node's log",
                 *(name, quoted(model)),
             )
         self._changed()
@@ -310,8 +311,8 @@ class Fleet:
         if name in self._nodes:
             if self._ejections.struck((name, model), requester, self._clock()):
                 log.warning(
-                    "node gets few requests for now node=%s model=%s; "
-                    "it fails requests that other nodes serve: see its log",
+                    "model gets few requests on this node for now node=%s model=%s; "
+                    "the node fails requests that other nodes serve: see its log",
                     name,
                     quoted(model),
                 )
@@ -445,7 +446,7 @@ class RunningRequest:
 
     Attributes:
         requester: client and API path of the request.
-        response: the node's response, once it began. Its bytes show that the node is alive.
+        response: the node's response, or None before it begins. Its bytes show that the node is alive.
         probes: keys of the half-open circuit breakers whose probe is this request.
         trials: keys of the ejections whose trial is this request.
     """

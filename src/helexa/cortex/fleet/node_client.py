@@ -356,9 +356,11 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
     if host in _LOOPBACK:
         host = configured.hostname or host
     if host != configured.hostname and host not in allowed_hosts:
-        raise ValueError(f"its host {host[:_MAX_HOST_CHARS]!r} is not the node's; add the host to allowed_hosts")
+        raise ValueError(
+            f"its host {host[:_MAX_HOST_CHARS]!r} is not the host of the endpoint; add it to allowed_hosts"
+        )
     if configured.scheme == "https" and url_parts.scheme != "https":
-        raise ValueError("it is not https as the node's endpoint is; let the node report an https URL")
+        raise ValueError("it is http, but the node's endpoint is https; let the node report an https URL")
     host = f"[{host}]" if ":" in host else host
     return urlunsplit((url_parts.scheme, f"{host}:{port}" if port else host, url_parts.path.rstrip("/"), "", ""))
 

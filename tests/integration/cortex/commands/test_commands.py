@@ -151,7 +151,8 @@ async def test_drain_command_fails_while_requests_run_on_the_node() -> None:
     assert unfinished == (
         1,
         "",
-        "cortex: busy is cordoned, but 2 requests and 0 loads are still running; run the command again\n",
+        "cortex: busy is cordoned, but 2 requests and 0 loads are still running; "
+        "run the command again to wait longer\n",
     )
     assert refused == (1, "", f"cortex: {gateway.url}/api/nodes/..%2Fx/cordon: there is no such thing\n")
     assert gateway.requests[0] == ("POST", "/api/nodes/b/cordon", None)

@@ -187,7 +187,9 @@ async def test_image_url_with_too_many_redirects_is_rejected(server: ImageServer
     server.respond = redirect("/start")
     code, message = await rejection(settings(server), f"http://127.0.0.1:{server.port}/start")
     assert (code, len(server.requests)) == ("failed_to_download_image", MAX_REDIRECTS + 1)
-    assert message.endswith(f"redirects more than {MAX_REDIRECTS} times; send the last URL, or a data URL")
+    assert message.endswith(
+        f"redirects more than {MAX_REDIRECTS} times; send the URL after the redirects, or a data URL"
+    )
 
 
 async def test_image_above_the_size_limit_is_not_read_to_its_end(server: ImageServer) -> None:

@@ -142,7 +142,7 @@ async def test_failing_node_is_shown_as_ejected(
             await eventually(struck)
         assert await ejected(cortex) == ["Org/M"]
         assert len(sick.bodies) == 2  # the failures of two clients eject the node for all
-        assert "node gets few requests for now node=sick model=Org/M" in caplog.text
+        assert "model gets few requests on this node for now node=sick model=Org/M" in caplog.text
         async with cortex.client.get(cortex.metrics_url) as response:
             metrics = await response.text()
         assert 'cortex_model_avoided{model="Org/M",node="sick",reason="ejected"} 1.0' in metrics
