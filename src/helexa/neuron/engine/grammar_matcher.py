@@ -23,7 +23,7 @@ Mask = NDArray[np.uint8]  # Allowed tokens, one bit per token id: bit t % 8 of b
 
 _ROW_SECONDS = 0.02  # CPU seconds allowed per checked row, because all sequences of a step wait for the check
 _MOST_SECONDS = 0.5  # a sequence whose checks exceed the allowed CPU time by this much ends with an error
-_NO_TOKEN = "allows no token of the model's vocabulary at this point; change the grammar"
+_NO_TOKEN = "the grammar allows no token of the model's vocabulary at this point; change the grammar"
 
 
 class _Vocabulary:
@@ -53,7 +53,7 @@ class _Vocabulary:
         if missing:
             # llguidance requires a token for each byte. The missing tokens get ids after the ids of the logits, so the
             # engine never samples them. Empty tokens pad the vocabulary so that these ids begin at a new byte of a
-            # mask, because `_mask` cuts them off in whole bytes.
+            # mask, because `_mask` cuts off the bits of these ids in whole bytes.
             self.tokens += [b""] * (-width % 8) + missing
         # function that returns the longest tokens of a text, from left to right
         self.greedy: Callable[[str], list[int]] = lambda _: []
@@ -137,7 +137,7 @@ class GrammarMatcher:
         if not self._matcher.consume_token(token) and not self.error:
             if self._exceeded_by(token):
                 self._on_limit()
-                self._fail(f"the grammar cannot be followed: {error_line(self._matcher)}", bad_grammar=True)
+                self._fail(_cannot_follow(self._matcher), bad_grammar=True)
             else:
                 self._fail(
                     f"the engine chose token {token}, which the grammar does not allow; try again", bad_grammar=False
@@ -199,8 +199,8 @@ class GrammarMatcher:
                 if matcher.is_error() or not mask.any():
                     self.ahead = max(row - 1, 0)
                     if row == 0:
-                        error = f"cannot be followed: {error_line(matcher)}" if matcher.is_error() else _NO_TOKEN
-                        self._fail(f"the grammar {error}", bad_grammar=True)
+                        error = _cannot_follow(matcher) if matcher.is_error() else _NO_TOKEN
+                        self._fail(error, bad_grammar=True)
                     break
                 # `_allows` may be wrong about special tokens, but the mask is not.
                 if not _has(mask, token):
@@ -238,7 +238,7 @@ class GrammarMatcher:
         # The matcher failed on tokens beyond the output, so the sequence can continue without drafts.
         self._matcher = self._replayed()  # an `LLMatcher` never leaves its error state
         if self._matcher.is_error():
-            self._fail(f"the grammar cannot be followed: {error_line(self._matcher)}", bad_grammar=True)
+            self._fail(_cannot_follow(self._matcher), bad_grammar=True)
         return False
 
     def _replayed(self) -> "LLMatcher":
@@ -282,6 +282,10 @@ def _allows(matcher: "LLMatcher", token: int) -> bool:
 
 def _has(mask: Mask, token: int) -> bool:
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+
+
+def _cannot_follow(matcher: "LLMatcher") -> str:
+    return f"the grammar cannot be followed: {error_line(matcher)}; simplify the grammar"
 
 
 def error_line(matcher: "LLMatcher") -> str:

@@ -69,7 +69,7 @@ class PagePool:
     def __init__(self, total: int, page_size: int, windows: WindowPages | None = None) -> None:
         self.total = total
         self.page_size = page_size  # positions per page
-        self.windows = windows  # None if all layers have the same pages
+        self.windows = windows  # the window pages; None if all layers have the same pages
         self.drafted: set[int] = set()  # the pages whose K and V a draft model has computed, too (see `draft_length`)
         self._empty = list(range(total - 1, -1, -1))
         self._cached: dict[int, None] = {}  # registered pages without a holder, the least recently used first

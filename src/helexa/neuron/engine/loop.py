@@ -255,7 +255,7 @@ class Engine:
         if self._store is not None:
             self._selector.register(self._store, selectors.EVENT_READ)
         overlap = runner.device.type == "cuda" if options.overlap is None else options.overlap
-        overlap = overlap and runner.computes_alone  # other processes do not have the tokens of a step in flight
+        overlap = overlap and runner.computes_alone  # other processes do not get the sampled tokens of a step in flight
         self._steps = Steps(runner, self._scheduler, overlap)
         self._save_secs = Shutdown().save_secs
         if self._store is not None:
@@ -360,7 +360,10 @@ class Engine:
             self._scheduler.enqueue(sequence)
 
     def _move_pages(self) -> float | None:
-        """Move KV pages from and to the disk; return the seconds to wait for messages."""
+        """Move KV pages from and to the disk; return the seconds to wait for messages.
+
+        None means no time limit.
+        """
         while self._store is not None:
             for sequence in self._store.move(idle=self._steps.idle):
                 self._scheduler.enqueue(sequence)

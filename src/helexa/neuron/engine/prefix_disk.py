@@ -182,7 +182,7 @@ class PrefixDisk:
                 os.pwrite(file.fileno(), _NO_KEY, record.offset - _HEADER.size + _KEY_OFFSET)
 
     def _pop(self, key: bytes) -> _Record | None:
-        """Remove a record from the index, and return it."""
+        """Remove a record from the index, and return it; None if it is not in the index."""
         with self._lock:
             record = self._index.pop(key, None)
             self.size -= 0 if record is None else record.length

@@ -85,7 +85,7 @@ class PrefixStore:
         # Maximum number of records in a queue. It follows from the largest kind of record: a state snapshot of a hybrid
         # model is many times larger than a page.
         self._depth = max(1, _QUEUED_BYTES // max(self._sizes.values()))
-        self._unsaved: OrderedDict[bytes, None] = OrderedDict()  # keys, in the order in which they are saved
+        self._unsaved: OrderedDict[bytes, None] = OrderedDict()  # keys of the records to save, in this order
         # Keys and contents that the writer writes, at most `_depth`. Empty contents remove the record, and an empty key
         # removes all records.
         self._copies: queue.SimpleQueue[tuple[bytes, list[bytes]] | None] = queue.SimpleQueue()

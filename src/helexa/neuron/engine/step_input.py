@@ -53,7 +53,7 @@ class StepInput(msgspec.Struct, frozen=True):
     """
 
     # int32 [T], token ids. A negative number is a placeholder for a token that is not known yet. It is an index into
-    # the tokens that the previous step samples: -1 is the last of them.
+    # the tokens that the previous step samples: -1 is the last sampled token.
     tokens: Int32
     positions: Int32  # int32 [T] or [3, T]
     slots: Int32  # int32 [T]

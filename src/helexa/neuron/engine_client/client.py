@@ -160,7 +160,8 @@ class EngineClient:
                 ) from None
             raise
         client._stop_watching_progress()
-        client._watcher = asyncio.create_task(client._watch(), context=Context())  # the task outlives this request
+        # A new context, because the task outlives the request that loads the model.
+        client._watcher = asyncio.create_task(client._watch(), context=Context())
         client._watch_progress(step_seconds, lambda: bool(client._streams) or client._expects_report)
         return client
 

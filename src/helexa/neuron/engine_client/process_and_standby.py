@@ -56,7 +56,7 @@ class PixelSender:
         self._connection.close()
 
     def _send(self, request: int, image: "SharedPixels") -> bool:
-        from helexa.neuron.engine.ipc.message_and_pixel_sockets import REQUEST  # slow import; commands start without it
+        from helexa.neuron.engine.ipc.message_and_pixel_sockets import REQUEST  # slow import that a start does not need
 
         try:
             socket.send_fds(self._connection, [REQUEST.pack(request)], [image.descriptor])

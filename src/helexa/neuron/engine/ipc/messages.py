@@ -101,7 +101,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """In the message `Load`: the other hosts of a pipeline with host 0."""
+    """In the message `Load`: how host 0 connects to the other hosts of a pipeline."""
 
     hosts: list[HostAddress]  # where the hosts accept connections, in the order of their stages
     own_address: str  # address of host 0, from which the engine connects

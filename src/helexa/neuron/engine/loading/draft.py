@@ -325,7 +325,7 @@ def _require_same_vocabulary(model: Path, draft: Path) -> None:
     """Check that two models have the same vocabulary.
 
     Raises:
-        ModelFileError: a token id has another text in the other model, or many tokens are missing in one of the models.
+        ModelFileError: a token id has different texts in the two models, or only one of the models has many tokens.
     """
     tokens, drafted = _token_bytes(model), _token_bytes(draft)
     for token, (text, other) in enumerate(zip(tokens, drafted, strict=False)):

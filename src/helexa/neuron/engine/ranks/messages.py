@@ -142,7 +142,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Request = Allocate | ReportMemory | CaptureGraph | ReadCache  # a rank that has loaded its weights replies to these
+Request = Allocate | ReportMemory | CaptureGraph | ReadCache  # messages to which a rank with loaded weights replies
 
 ToRank = LoadRank | Connect | Request | RunStep | ForgetGraphs | ClearPages | TouchCaches | WriteCache
 FromRank = RankProgress | RankLoaded | RankAllocated | RankMemory | RankCaptured | CacheContents | RankFailed

@@ -34,7 +34,7 @@ from helexa.neuron.ops.rank_group_and_exchange import Exchange, RankGroup, Share
 
 
 def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, seconds: float) -> Exchange:
-    """Return the exchange of a rank with the others: shared memory, NCCL or gloo.
+    """Return the exchange of a rank with other ranks: shared memory, NCCL or gloo.
 
     NCCL and gloo wait until all ranks have called this function.
 

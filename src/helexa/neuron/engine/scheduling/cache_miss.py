@@ -67,7 +67,7 @@ class RecentPrompts:
         prompt = _marked(sequence)
         for number, (principal, other) in list(self._prompts.items()):
             if principal == sequence.principal and _common(prompt, other) == len(other):
-                self._forget(number)  # this prompt continues the other one
+                self._forget(number)  # the new prompt begins with the whole earlier prompt
         self._prompts[next(self._numbers)] = sequence.principal, prompt
         self._tokens += len(prompt)
         while self._tokens > _MOST_TOKENS or len(self._prompts) > _MOST_PROMPTS:
@@ -109,7 +109,7 @@ def _marked(sequence: Sequence) -> Int32:
 
 
 def _common(prompt: Int32, other: Int32) -> int:
-    """Return the number of equal leading tokens."""
+    """Return the number of equal leading tokens of `prompt` and `other`."""
     shorter = min(len(prompt), len(other))
     if prompt[0] != other[0]:
         return 0

@@ -85,7 +85,10 @@ class Committer:
         return pages
 
     def _advance_prompt(self, entry: PlanEntry, scored: list[Logprob]) -> TokenOutput | None:
-        """Record that a chunk of a prompt is computed, for an entry that samples no token."""
+        """Record that a chunk of a prompt is computed, for an entry that samples no token.
+
+        Return the output of the sequence; None if there is nothing to report.
+        """
         sequence = entry.sequence
         self._memory.advance(sequence, entry.count)
         if entry.completes:

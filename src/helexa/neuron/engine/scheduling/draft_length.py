@@ -42,7 +42,7 @@ _LEAST_REJECTED, _MOST_REJECTED = 4, 16
 _FIRST_REST, _LONGEST_REST = 32, 512  # in steps
 _LEAST_GAIN = 1.02  # minimum factor by which drafts must raise the tokens per second
 _LEAST_TESTED = 8  # verified drafts before a gain counts as measured
-_REFRESH_EVERY = 64  # steps with drafts after which a step without drafts measures the duration of such a step
+_REFRESH_EVERY = 64  # number of steps with drafts after which one step has no drafts, so that its duration is measured
 
 _PRIOR_NGRAM_ACCEPTANCE = 0.8  # assumed acceptance before measurements
 # Assumed acceptance of a draft model, and the weights of assumptions: numbers of verified drafts that weigh as much.
@@ -168,7 +168,10 @@ class Acceptance:
         self.tested = self.accepted = 0.0
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Record a step. Drafts after the first rejected one were not verified."""
+        """Record that `accepted` of `drafted` drafts were accepted in a step.
+
+        Drafts after the first rejected draft do not count, because they were not verified.
+        """
         self.tested = self.tested * self._decay + min(accepted + 1, drafted)
         self.accepted = self.accepted * self._decay + accepted
 
@@ -409,6 +412,9 @@ class DraftGate:
 
         The rule is that of the ski rental problem: the computation is allowed if drafts would have saved as much time
         in the output so far as the computation costs. It is also allowed if the credit pays for it.
+
+        Args:
+            gains: whether enough drafts were verified to measure the gain of drafts.
         """
         cost = self._pass.seconds(candidate.missing)
         if gains:

@@ -114,13 +114,14 @@ class Grammars:
                 if len(cache) > _MAX_CACHED:
                     cache.popitem(last=False)
                 if matcher.is_error():
-                    result = GrammarFailure(f"the grammar cannot be compiled: {error_line(matcher)}", bad_grammar=True)
+                    problem = f"the grammar cannot be compiled: {error_line(matcher)}; correct or simplify the grammar"
+                    result = GrammarFailure(problem, bad_grammar=True)
                 else:
                     result = GrammarMatcher(matcher, self._width, on_limit=partial(self._discard, grammar))
             except HelexaError as error:
                 result = GrammarFailure(str(error))
             except BaseException as error:  # a Rust panic in llguidance is not an Exception
-                result = GrammarFailure(f"the grammar cannot be compiled: {type(error).__name__}")
+                result = GrammarFailure(f"the grammar cannot be compiled: {type(error).__name__}; simplify the grammar")
             self._results.put((sequence, result))
             with suppress(OSError):  # the socket is closed; or it is full, and `select` returns without this byte
                 self._theirs.send(b"\0")

@@ -92,14 +92,20 @@ class Scheduler:
         return not self.queues.running and not self.queues.waiting
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """Add a new sequence to the waiting queue; return an error if `check` rejects it."""
+        """Add a new sequence to the waiting queue; return the error if it is rejected.
+
+        Return None if it is accepted.
+        """
         rejection = self.check(sequence)
         if rejection is None:
             self.enqueue(sequence)
         return rejection
 
     def check(self, sequence: Sequence) -> TokenOutput | None:
-        """Prepare a new sequence for `enqueue`; return the error output if it is rejected."""
+        """Prepare a new sequence for `enqueue`; return the error if it must be rejected.
+
+        Return None if it is accepted.
+        """
         if len(self.queues.waiting) >= self.options.max_waiting:
             return sequence.failure(f"overloaded: {len(self.queues.waiting)} requests already wait; try again later")
         if not sequence.tokens:

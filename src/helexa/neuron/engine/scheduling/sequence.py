@@ -145,7 +145,7 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     def append(self, token: int) -> FinishReason | None:
-        """Append a sampled token; return the finish reason if it ends the sequence."""
+        """Append a token; return the finish reason if it ends the sequence, else None."""
         if self.first_token is None:
             self.first_token = time.perf_counter()
         self.tokens.append(token)

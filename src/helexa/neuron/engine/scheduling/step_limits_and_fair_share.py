@@ -326,7 +326,7 @@ class StepController:
         return min(max(tokens, 1), self._max_mixed_tokens or tokens)
 
     def _first_heavy_tokens(self) -> int:
-        """Return the prompt-token limit of heavy principals while row cost is unknown."""
+        """Return the prompt-token limit of heavy principals if the row cost is unknown."""
         average = self._cost.decode(0)
         if average is None or self._cost.token is None:
             return _FIRST_HEAVY_TOKENS
