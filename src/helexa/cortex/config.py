@@ -311,7 +311,7 @@ def load(path: Path | None, origins: dict[environment_variables.Keys, str] | Non
     `bearer` of their nodes.
 
     Args:
-        path: path of cortex.toml, or None.
+        path: path of cortex.toml. If None, only the variables are read.
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
     Raises:

@@ -67,7 +67,7 @@ class History:
             await asyncio.sleep(SAMPLE_SECS)
 
     def sample(self) -> None:
-        """Add the current requests and memory of all nodes."""
+        """Add the current requests and memory of all nodes to the current interval."""
         place = self._count_finished()
         view = self._view()
         running, queued = dict(view.in_flight), dict[tuple[str, str], int]()

@@ -44,7 +44,7 @@ class RequestRecord(msgspec.Struct):
     # hash of the session or of the prompt's beginning, by which the router prefers a node. None without affinity.
     affinity_key: bytes | None = None
     status: int = 0  # HTTP status sent to the client: 0 before it is sent, 499 if the client disconnected
-    code: str | None = None
+    code: str | None = None  # error code of the response; None without an error
     failed: bool = False  # True if the request was rejected, or the node did not complete the response
     client_gone: bool = False  # True if the client disconnected before the response was complete
     estimated: bool = False  # True if the gateway estimated the usage, because the node did not report it

@@ -89,7 +89,9 @@ class Authenticator:
             raise _unauthorized("this API key has expired; use another one")
         return key.principal
 
-    def admit_key(self, headers: Headers, message: str = "this path requires an API key") -> Principal:
+    def admit_key(
+        self, headers: Headers, message: str = "this path requires an API key; supply 'Authorization: Bearer <key>'"
+    ) -> Principal:
         """Return the principal of a request to an API that allows no anonymous requests.
 
         Raises:

@@ -109,7 +109,7 @@ class EventHub:
 
     @property
     def last_request(self) -> int:
-        """Number of the last finished request."""
+        """Number of the newest published request; 0 before the first."""
         return self._requests_count
 
     def requests_since(self, number: int, account: str | None) -> tuple[list[bytes], int]:
