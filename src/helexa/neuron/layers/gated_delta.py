@@ -53,7 +53,7 @@ class GatedDeltaNet:
         if self.state_bytes > _LARGEST_STATE:
             raise UnsupportedModelError(
                 f"linear attention with {heads} heads of {key_dim} x {value_dim} numbers needs a recurrent state of "
-                f"{self.state_bytes} bytes, over the limit of {_LARGEST_STATE}"
+                f"{self.state_bytes} bytes; the limit is {_LARGEST_STATE} bytes"
             )
         # number of rows of the queries, keys and values of all ranks
         mixed_width = 2 * key_heads * key_dim + heads * value_dim

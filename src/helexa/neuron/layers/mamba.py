@@ -111,5 +111,5 @@ def _check(sizes: ScanSizes) -> None:
     if sizes.state_bytes > _LARGEST_STATE:
         raise UnsupportedModelError(
             f"Mamba-2 with {sizes.heads} heads of {sizes.state_dim} x {sizes.head_dim} numbers needs a recurrent state "
-            f"of {sizes.state_bytes} bytes, over the limit of {_LARGEST_STATE}"
+            f"of {sizes.state_bytes} bytes; the limit is {_LARGEST_STATE} bytes"
         )

@@ -226,8 +226,8 @@ class EagleHead(DraftHead, Llama):
             or sorted(set(chosen)) != chosen
         ):
             raise ModelFileError(
-                f"it reads the inputs of the layers {str(chosen)[:80]}, but the model has {count} layers; expected "
-                f"{_EAGLE_LAYERS} ascending layer numbers from 0 to {count - 1}"
+                f"the head reads the inputs of the layers {str(chosen)[:80]}, but the model has {count} layers; "
+                f"expected {_EAGLE_LAYERS} ascending layer numbers from 0 to {count - 1}"
             )
         return tuple(chosen)
 

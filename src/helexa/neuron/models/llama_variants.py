@@ -203,7 +203,10 @@ class SmolLM3(Llama):
             interval = settings.positive("no_rope_layer_interval")
             rotates = [int((index + 1) % interval != 0) for index in range(settings.layers)]
         if not isinstance(rotates, list) or len(rotates) < settings.layers or not all(n in (0, 1) for n in rotates):
-            raise ModelFileError("config: 'no_rope_layers' must be a list of 0 or 1 per layer, 0 for no rotation")
+            raise ModelFileError(
+                f"config: 'no_rope_layers' is {str(rotates)[:80]}, expected a list with 0 (no rotation) or 1 for each "
+                f"of {settings.layers} layers"
+            )
         self._rotates = rotates
         self._no_rotation = no_rotation(settings.head_dim, self.loader.ops)
         super().prepare()

@@ -58,7 +58,10 @@ class MuseGlimmer(Llama):
         if thetas is None:
             thetas = [0 if kind == "full_attention" else theta for kind in self.layer_types]
         if not isinstance(thetas, list) or len(thetas) != settings.layers or not all(x in (0, theta) for x in thetas):
-            raise ModelFileError(f"config: 'layer_rope_theta' must list 0 or {theta} for each layer")
+            raise ModelFileError(
+                f"config: 'layer_rope_theta' is {str(thetas)[:80]}, expected a list with 0 or {theta} for each of "
+                f"{settings.layers} layers"
+            )
         self._thetas, self._no_rotation = thetas, no_rotation(settings.head_dim, ops)
         self._embedding_norm = ops.rms_norm(tensors.ones(settings.hidden, device=ops.device), settings.eps)
 

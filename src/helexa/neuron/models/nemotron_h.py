@@ -79,7 +79,7 @@ class NemotronH(WithDeepSeekExperts):
             # Older configurations have one character per layer.
             types = [_TYPES[character] for character in pattern]
         if types is None:
-            raise ModelFileError("config: 'layers_block_type' is missing")
+            raise ModelFileError("config: 'layers_block_type', the list of the layers' types, is missing")
         standard["layer_types"] = [_OLDER_TYPES.get(kind, kind) for kind in types]
         standard["num_hidden_layers"] = len(types)
         if "moe" not in types:  # without experts, kernels need not support the default widths of experts

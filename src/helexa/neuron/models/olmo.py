@@ -50,7 +50,7 @@ class Olmo3(Olmo2):
         parameters = config.get("rope_parameters") or {}
         if unknown := parameters.keys() - set(self.types):
             raise UnsupportedModelError(
-                f"config: 'rope_parameters' has {min(unknown)!r}, expected settings by layer type"
+                f"config: 'rope_parameters' has the key {min(unknown)!r}, expected only {', '.join(self.types)}"
             )
         base = {"rope_theta": config.get("rope_theta") or 500_000.0}
         # Rotary scaling applies to the layers with full attention only.

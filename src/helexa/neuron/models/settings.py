@@ -125,7 +125,9 @@ class Settings:
         """
         ids = self.config.get(key) or []
         if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
-            raise ModelFileError(f"config: '{key}' is not a list of token ids below {vocab_size}")
+            raise ModelFileError(
+                f"config: '{key}' is {str(ids)[:80]}, expected a list of token ids from 0 to {vocab_size - 1}"
+            )
         return ids
 
     def layer_types(self, known: Collection[str]) -> list[str] | None:
@@ -138,11 +140,13 @@ class Settings:
         if types is None:
             return None
         if not isinstance(types, list) or len(types) != self.layers:
-            raise ModelFileError(f"config: 'layer_types' must list {self.layers} types, one per layer")
+            raise ModelFileError(
+                f"config: 'layer_types' is {str(types)[:80]}, expected a list of {self.layers} types, one per layer"
+            )
         for kind in types:
             if kind not in known:
                 raise UnsupportedModelError(
-                    f"config: 'layer_types' has {kind!r}, which this architecture does not support"
+                    f"config: 'layer_types' has {kind!r}; this architecture supports {', '.join(sorted(known))}"
                 )
         return types
 

@@ -99,7 +99,8 @@ class WithDeepSeekExperts(WithExperts):
             return index >= (settings.positive("first_k_dense_replace") if dense else 0)
         if not isinstance(kinds, list) or len(kinds) != settings.layers or not {*kinds} <= {"dense", "sparse"}:
             raise ModelFileError(
-                f"config: 'mlp_layer_types' must list 'dense' or 'sparse' for {settings.layers} layers"
+                f"config: 'mlp_layer_types' is {str(kinds)[:80]}, expected a list with 'dense' or 'sparse' for each of "
+                f"{settings.layers} layers"
             )
         return kinds[index] == "sparse"
 

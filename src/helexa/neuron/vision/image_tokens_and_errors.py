@@ -110,7 +110,7 @@ def expanded_tokens(
     if len(places) != len(wanted):
         raise ImageError(
             f"the prompt has {len(places)} image tokens instead of {len(wanted)}; "
-            "the text of a message must not contain image tokens"
+            "remove the image tokens from the text of the messages"
         )
     expanded: list[int] = []
     ranges: list[ImageRange] = []

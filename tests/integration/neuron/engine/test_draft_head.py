@@ -281,16 +281,16 @@ def test_memory_request_includes_the_weights_and_the_cache_of_an_eagle_head(eagl
         ({"model_type": "qwen3"}, "config: 'model_type' is 'qwen3', supported: 'llama'"),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]},
-            r"it reads the inputs of the layers \[2, 3, 4\], but the model has 4 layers",
+            r"the head reads the inputs of the layers \[2, 3, 4\], but the model has 4 layers",
         ),
-        ({"eagle_aux_hidden_state_layer_ids": None}, r"it reads the inputs of the layers \[2, 2, 1\]"),
+        ({"eagle_aux_hidden_state_layer_ids": None}, r"the head reads the inputs of the layers \[2, 2, 1\]"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "config: 'use_aux_hidden_state' is false"),
         (
             {
                 "eagle_aux_hidden_state_layer_ids": None,
                 "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
             },
-            r"it reads the inputs of the layers \[2, 3, 4\], but the model has 4 layers",
+            r"the head reads the inputs of the layers \[2, 3, 4\], but the model has 4 layers",
         ),
         ({"eagle_aux_hidden_state_layer_ids": [0] * 1000}, r"the layers \[0, 0.{0,78}, but the model has 4 layers"),
         ({"speculators_model_type": "eagle3"}, "heads in the format of the library 'speculators' are not supported"),

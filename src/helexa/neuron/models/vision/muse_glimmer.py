@@ -61,12 +61,17 @@ class MuseGlimmerTower(VisionTower):
             )
         self._square, self._side = settings.positive("merge_size"), settings.positive("pos_emb_height")
         if settings.positive("pos_emb_width") != self._side:
-            raise UnsupportedModelError(f"config: 'pos_emb_width' must be equal to 'pos_emb_height', {self._side}")
+            raise UnsupportedModelError(
+                f"config: 'pos_emb_width' is {settings.config['pos_emb_width']}, expected {self._side} (pos_emb_height)"
+            )
         last = settings.layers - 1
         default = [_FULL if (index + 1) % 4 == 0 or index == last else _WINDOW for index in range(settings.layers)]
         self._types = settings.config.get("layer_types") or default
         if len(self._types) != settings.layers or not {*self._types} <= {_FULL, _WINDOW}:
-            raise ModelFileError(f"config: 'layer_types' of the vision tower must list '{_FULL}' or '{_WINDOW}'")
+            raise ModelFileError(
+                f"config: 'layer_types' of the vision tower is {str(self._types)[:80]}, expected '{_FULL}' or "
+                f"'{_WINDOW}' for each of {settings.layers} layers"
+            )
         self._theta, eps = self.rope_theta(_THETA), settings.fraction("layer_norm_eps", _EPS)
         self._table = loader.table("patch_embedder.position_embedding_table.weight", self._side**2, hidden)
         self._first_norm, self._last_norm = (loader.layer_norm(name, hidden, eps) for name in ("ln_pre", "ln_post"))

@@ -87,7 +87,8 @@ class Gemma3Tower(SiglipTower):
         self._tokens_per_side = int(tokens**0.5)
         if self._tokens_per_side < 1 or self.side % self._tokens_per_side or self._tokens_per_side**2 != tokens:
             raise ModelFileError(
-                f"config: {tokens} tokens per image do not divide {self.side} x {self.side} patches into squares"
+                f"config: 'mm_tokens_per_image' is {tokens}, but {self.side} x {self.side} patches cannot be divided "
+                "into this number of equal squares"
             )
         self._norm = self.loader.rms_norm(_NORM, hidden, self.eps, _OFFSET)
         self._projection = self.loader.transposed_linear(_GEMMA3_PROJECTION, hidden)
