@@ -96,7 +96,7 @@ def supportable(schema: Any) -> Any:
 
     Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Schemas that libraries
     for other languages generate have many of these keywords. Other keywords are replaced by keywords that llguidance
-    supports. If this is not possible, they stay.
+    supports. If this is not possible, the keywords stay.
     """
     return rewritten(schema, _supportable)
 

@@ -199,8 +199,8 @@ def read_call(
             name, started, arguments = key, True, ""
             output.repairs.add("name_as_key")
             yield from read_arguments(source, output, name, ends)
-        # Keys in `_IGNORED`, and other keys after the name or the arguments, are dropped unless they turn out to be the
-        # arguments.
+        # Read other members, also those with a key in `_IGNORED`. They are dropped if the call has arguments. If not,
+        # they may themselves be the arguments.
         elif key in _IGNORED or name is not None or arguments is not None:
             others[key] = yield from read_json_text(source, ends=ends)
         else:

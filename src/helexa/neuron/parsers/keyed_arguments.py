@@ -92,7 +92,7 @@ class KeyedArguments:
     def _read_text(
         self, read_value: Callable[[Source, Callable[[str], None]], Reading[bool]], lines: bool
     ) -> Reading[None]:
-        first, held_break = True, ""  # a line break that may belong to the format
+        first, held_break = True, ""  # `held_break`: a line break that is dropped if the value ends after it
 
         def pass_on(chunk: str) -> None:
             nonlocal first, held_break

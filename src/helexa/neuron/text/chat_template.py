@@ -381,7 +381,7 @@ class ChatTemplate:
             raise
 
     def _accepted_effort(self, effort: str) -> str:
-        """Return the nearest reasoning effort that the template accepts.
+        """Return the reasoning effort nearest to `effort` that the template accepts.
 
         Of two equally near efforts, the higher one is returned. For example, Qwen3.8's template raises an error for
         OpenAI's usual value `high`.

@@ -30,7 +30,7 @@ def backend_errors(problem: str, advice: str) -> Iterator[None]:
 class BackendEncoder:
     """An `Encoder` that calls the `tokenizers` library in this process.
 
-    The library holds Python's interpreter lock: no other thread runs while it tokenizes.
+    The library holds Python's interpreter lock while it tokenizes, so no other thread of this process runs.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:

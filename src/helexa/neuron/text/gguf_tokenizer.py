@@ -273,7 +273,7 @@ def _merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
         raise ModelFileError("tokenizer.ggml.tokens has pieces that are far longer than those of a real vocabulary")
     merges = list(islice(_splits(pieces), MAX_MERGES + 1))
     if len(merges) > MAX_MERGES:
-        raise ModelFileError(f"tokenizer.ggml.tokens yields more than {MAX_MERGES} merges")
+        raise ModelFileError(f"tokenizer.ggml.tokens needs more than {MAX_MERGES} merges, the maximum")
     return merges
 
 

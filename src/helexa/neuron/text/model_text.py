@@ -237,7 +237,7 @@ class ModelText:
 
 
 def _changed(message: Message) -> Message:
-    """Return a message of the same role whose text differs in the first character."""
+    """Return a copy of `message` whose text differs in the first character."""
     changed = {**message, "content": _different_message(message.get("content"))}
     changed.pop("reasoning_content", None)
     if calls := message.get("tool_calls"):  # the ids stay, because templates check that results follow their calls

@@ -176,6 +176,7 @@ def _charsmap_factor(encoded: str) -> int:
         charsmap = base64.b64decode(encoded)
     except (binascii.Error, ValueError):
         return 1  # the library rejects the map
-    # The size of a table (4 bytes), the table, and the replacements, each of which ends with a zero.
+    # A map consists of the size of a table (4 bytes), the table, and the replacements. Each replacement ends with a
+    # zero byte.
     replacements = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
     return max(map(len, replacements.split(b"\0")), default=1) or 1

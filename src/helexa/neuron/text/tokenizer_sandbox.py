@@ -90,5 +90,5 @@ class TokenizerSandbox:
     def _request(self, request: TextRequest, text: bytes) -> bytes:
         response = self._sandbox.request(msgspec.json.encode(request) + b"\n" + text)
         if response[:1] != b"=":
-            raise ModelFileError(response[1:].decode(), advice="")
+            raise ModelFileError(response[1:].decode(), advice="")  # the process's message already has advice
         return response[1:]

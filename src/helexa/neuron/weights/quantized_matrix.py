@@ -15,7 +15,7 @@ from helexa.neuron.weights.model_file import block_numbers
 class GroupScale:
     """The scales or minimums of a quantized matrix, one per group: [rows, groups].
 
-    The numbers are stored as in the model file: as one floating-point number per group, or as integer codes with a unit
+    Each scale or minimum is stored as in the model file: as a floating-point number, or as an integer code with a unit
     that several groups share. N is the number of rows, and G the number of groups in a row.
     """
 

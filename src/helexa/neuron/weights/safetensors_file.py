@@ -92,7 +92,9 @@ class FileTensor:
 
     def _slice(self, index: int) -> "FileTensor":
         if not self.shape or not 0 <= index < self.shape[0]:
-            raise ModelFileError(f"{self.file.path.name}: tensor {self.name} of {list(self.shape)} has no part {index}")
+            raise ModelFileError(
+                f"{self.file.path.name}: tensor {self.name} of shape {list(self.shape)} has no part {index}"
+            )
         size = self.nbytes // self.shape[0]
         return replace(self, shape=self.shape[1:], offset=self.offset + index * size, nbytes=size)
 
@@ -161,7 +163,7 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
         end += tensor.nbytes
     if end != size:
         problem = "truncated in tensor data" if end > size else "bytes follow the last tensor"
-        raise ModelFileError(f"{path.name}: {problem}: {size} bytes, expected {end}", advice=_AGAIN)
+        raise ModelFileError(f"{path.name}: {problem}: the file has {size} bytes, expected {end}", advice=_AGAIN)
     return found
 
 

@@ -153,7 +153,7 @@ def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: b
         if not opened:
             arguments.repaired("tag")
         key = key or (yield from _read_key(source, arguments, tags))
-        # The opening tag of a value may be missing, because the beginning of the value is clear without the tag.
+        # The opening tag of a value may be missing, because the closing tag of the key shows where the value begins.
         if tags.value:
             yield from source.space()
             if not (yield from source.marker(tags.values)):

@@ -180,7 +180,9 @@ def _gemma4(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
             )
     kv_heads = dict(zip(kinds, metadata.integers("attention.head_count_kv", layers, heads), strict=True))
     if [kv_heads[kind] for kind in kinds] != metadata.integers("attention.head_count_kv", layers, heads):
-        raise metadata.error("attention.head_count_kv", "differs between layers of the same type")
+        raise metadata.error(
+            "attention.head_count_kv", "differs between layers of the same type, sliding window or full attention"
+        )
     shared, widths = _shared_layers(metadata, layers), metadata.integers("feed_forward_length", layers)
     wide = shared > 0 and widths[-1] == 2 * widths[0]
     if widths != [widths[0]] * (layers - shared) + [widths[-1]] * shared or widths[-1] != widths[0] * (1 + wide):
