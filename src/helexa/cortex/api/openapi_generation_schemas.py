@@ -92,7 +92,7 @@ class Usage(Body):
 
 
 class AnswerMessage(Body):
-    """The message of a choice."""
+    """Schema in a chat reply: the message of one choice."""
 
     role: str
 
@@ -106,7 +106,7 @@ class ChatChoice(ForwardedBody):
 
 
 class ChatCompletion(Body):
-    """A chat completion."""
+    """Reply schema of `POST /v1/chat/completions`: a chat completion."""
 
     id: str
     object: Literal["chat.completion"]
@@ -125,7 +125,7 @@ class CompletionChoice(ForwardedBody):
 
 
 class Completion(Body):
-    """A text completion."""
+    """Reply schema of `POST /v1/completions`: a text completion."""
 
     id: str
     object: Literal["text_completion"]
@@ -151,7 +151,7 @@ class IoTokens(Body):
 
 
 class Compaction(Body):
-    """The summary of a conversation."""
+    """Reply schema of `POST /v1/responses/compact`: the summary of a conversation."""
 
     id: str
     object: Literal["response.compaction"]
@@ -179,21 +179,21 @@ class DeletedResponse(Body):
 
 
 class Embedding(Body):
-    """The embedding of one input."""
+    """Schema in the reply of `POST /v1/embeddings`: the embedding of one input."""
 
     index: Count
     embedding: list[float] | str
 
 
 class Embeddings(Body):
-    """The embeddings of all inputs."""
+    """Reply schema of `POST /v1/embeddings`: the embeddings of all inputs."""
 
     object: Literal["list"]
     data: list[Embedding]
 
 
 class ImageRequest(ForwardedBody):
-    """A request to create images."""
+    """Body schema of `POST /v1/images/generations`: a request to create images."""
 
     model: Name
     prompt: str
@@ -202,21 +202,21 @@ class ImageRequest(ForwardedBody):
 
 
 class Image(Body):
-    """One image."""
+    """Schema in an image reply: one image, as a URL or in base64."""
 
     url: str | None = None
     b64_json: str | None = None
 
 
 class Images(Body):
-    """Created images."""
+    """Reply schema of `POST /v1/images/generations`: the created images."""
 
     data: list[Image]
     created: int | None = None
 
 
 class Turn(Body):
-    """A message of the prompt."""
+    """Schema in a Messages API request: one message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
@@ -263,7 +263,7 @@ class ContentBlock(Body):
 
 
 class MessageUsage(Body):
-    """Token counts of a message."""
+    """Schema in a Messages API reply: the token counts of the message."""
 
     input_tokens: Count
     output_tokens: Count

@@ -343,7 +343,7 @@ class Session(Body):
 
 
 class Key(_fields_of(Principal)):
-    """A key with its terms.
+    """Schema in `/api/keys`: an API key with its limits.
 
     Only the response that creates the key has the secret, in the field `key`.
     """
@@ -377,7 +377,7 @@ class ActivityPage(Body):
 
 
 class Document(Body):
-    """An OpenAPI document."""
+    """Reply schema of `GET /openapi.json`: an OpenAPI document."""
 
     openapi: str
     info: dict[str, Any]
