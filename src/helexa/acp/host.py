@@ -60,8 +60,9 @@ class Host(Protocol):
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
         """Return the text of a file, or only a range of its lines.
 
-        The range begins at line `line`, counted from 1, and has at most `limit` lines. None stands for the first line
-        and for all lines. If the editor reads the file, the text includes unsaved changes.
+        The range begins at line `line`, counted from 1, and has at most `limit` lines. If `line` is None, the range
+        begins at the first line. If `limit` is None, the range ends at the last line. If the editor reads the file, the
+        text includes unsaved changes.
 
         Raises:
             HostError: the file is missing, not text, or too large.

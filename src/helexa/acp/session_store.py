@@ -126,7 +126,7 @@ class SessionLog:
         except OSError as error:
             folder = self._path.parent
             raise StoreError(
-                f"sessions cannot be saved in {folder}: {error.strerror}; check its permissions, or set XDG_DATA_HOME"
+                f"sessions cannot be saved in {folder}: {error.strerror}; make it writable, or set XDG_DATA_HOME"
             ) from None
         self._write((head,), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         folder = os.open(self._path.parent, os.O_RDONLY)
@@ -166,7 +166,7 @@ class SessionLog:
                 case SavedUsage():
                     saved.usage = entry
         if saved is None:
-            raise StoreError(f"{self._path.name} is not a session log that this version can read; start a new session")
+            raise StoreError(f"{self._path} is not a session log that this version can read; start a new session")
         saved.unreadable_lines = unreadable_lines
         return saved
 
@@ -206,7 +206,7 @@ class SessionLog:
                 os.close(file)
         except OSError as error:
             raise StoreError(
-                f"the session cannot be saved to {self._path}: {error.strerror}; check permissions and free space"
+                f"the session cannot be saved to {self._path}: {error.strerror}; check permissions and disk space"
             ) from None
 
 
@@ -312,4 +312,6 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
         mtime, _, id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(":")
         return int(mtime), id
     except (binascii.Error, UnicodeError, ValueError):
-        raise ValueError(f"{cursor[:100]!r} is not a cursor of a session list; omit it to get the first page") from None
+        raise ValueError(
+            f"{cursor[:100]!r} is not a cursor of a session list; omit the cursor for the first page"
+        ) from None

@@ -218,8 +218,8 @@ def _changed_at(log: Path) -> float:
 class RunningUp:
     """A `helexa up` of this user that runs on this machine."""
 
-    url: str  # base URL of its gateway
-    port: int  # port of its gateway
+    url: str  # base URL of the gateway that the command started
+    port: int  # port of the gateway
     pid: int  # process id of the command
 
     def gateway(self) -> Gateway:

@@ -93,7 +93,7 @@ def test_generate_prints_one_result_line_per_prompt_of_a_prompts_file(helexa, ga
     assert "line 4: invalid JSON or option" in lines[2]["error"]["message"]
     assert result.returncode == 1
     assert "2 answers in " in result.stderr
-    assert result.stderr.endswith("failed prompts: 2; their lines have the errors\n")
+    assert result.stderr.endswith("failed prompts: 2; the errors are in their result lines\n")
     assert sorted(contents(gateway)) == ["one", "two"]
 
 

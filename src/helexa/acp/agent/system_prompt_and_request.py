@@ -46,7 +46,9 @@ async def trusted_notes(turn: Turn) -> str:
     if trusted is None:
         trusted = await _ask(turn, notes, trust)
         if not trusted:
-            await turn.emit(Notice("The instructions of this project (AGENTS.md) are not used.", "warning"))
+            await turn.emit(
+                Notice("The instructions of this project (AGENTS.md) were not allowed and are not used.", "warning")
+            )
     return notes if trusted else ""
 
 

@@ -164,7 +164,9 @@ class ToolCallRunner:
         if isinstance(ruling, AskUser):
             verdict = await turn.request_permission(PermissionRequest(id, tool.name, card, arguments, ruling.offers))
             if verdict not in ("allow_once", "allow_always"):
-                raise ToolError("The user did not allow this call. Do not repeat the call; ask what to do instead.")
+                raise ToolError(
+                    "The user did not allow this call. Do not repeat the call; ask the user what to do instead."
+                )
         elif not isinstance(ruling, Allowed):
             raise ToolError(f"this call of {tool.name} is not allowed; use another tool or ask the user")
 

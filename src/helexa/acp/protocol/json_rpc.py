@@ -34,7 +34,7 @@ def parse_error() -> RpcError:
 
 
 def invalid_request(why: str) -> RpcError:
-    """Return the error for JSON that is not a JSON-RPC message."""
+    """Return the JSON-RPC error for JSON that is not a JSON-RPC message."""
     return RpcError(-32600, f"Invalid request: {why}")
 
 

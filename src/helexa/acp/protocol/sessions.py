@@ -260,7 +260,7 @@ def _folder(text: str) -> Path:
         if not path.is_dir():
             raise invalid_params(f"{text[:200]!r} is not a folder; open an existing folder")
     except (OSError, ValueError, RuntimeError):
-        raise invalid_params(f"{text[:200]!r} cannot be read as a folder; check its permissions") from None
+        raise invalid_params(f"{text[:200]!r} cannot be read as a folder; check the permissions of this path") from None
     return path
 
 

@@ -95,7 +95,7 @@ class EndpointProvider:
             return model_cards(body)
         except ValueError:
             raise ProviderError(
-                "invalid", f"{self.endpoint.name} does not list its models; set default_model"
+                "invalid", f"{self.endpoint.name} does not list its models; set default_model of this endpoint"
             ) from None
 
     async def close(self) -> None:

@@ -38,7 +38,7 @@ _BY_TYPE: dict[str, ErrorKind] = {
     "service_unavailable": "unavailable",
     "not_found_error": "model_not_found",
 }
-# Kinds of errors that a rejected key can cause. Some servers send status 404 or 500 for unsupported keys.
+# Kinds of errors that servers report for an unsupported key of the request. Some servers send status 404 or 500.
 _REQUEST_AT_FAULT = ("invalid", "model_not_found", "unavailable")
 _NO_TOOLS = re.compile(
     r"\btools?\b.*(support|--jinja|--enable-auto-tool-choice|not permitted|not allowed|unknown|unexpected|unrecognized)"

@@ -266,7 +266,7 @@ class ChatReader:
         calls = delta.get("tool_calls")
         for call in [calls] if isinstance(calls, dict) else list_of(calls):
             yield from self._calls.read(object_of(call))
-        if not calls and (function := object_of(delta.get("function_call"))):  # deprecated, for a single call
+        if not calls and (function := object_of(delta.get("function_call"))):  # deprecated field for one call
             yield from self._calls.read({"index": 0, "function": function})
 
 

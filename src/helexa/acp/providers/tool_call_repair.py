@@ -146,7 +146,7 @@ def _read_json(text: str) -> Any:
     try:
         value, end = json.JSONDecoder(strict=False, parse_constant=_reject_constant).raw_decode(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     surplus = "".join(text[end:].split())
     if surplus.strip("}") or len(surplus) > MAX_SURPLUS_BRACES:
         raise ValueError(f"unexpected text after the end: {surplus[:20]!r}")

@@ -39,7 +39,7 @@ _TOKEN = re.compile("|".join((FENCE, CALL, FUNCTION)))
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """A piece of a response's text, apart from written tool calls and reasoning."""
+    """A piece of a response's text that is neither a tool call nor reasoning."""
 
     text: str
 

@@ -54,7 +54,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
             return text.replace(old, new), text.count("\n", 0, text.index(old)) + 1
         case count:
             lines = _lines_of(text, old)
-            raise ToolError(f"old_text occurs {count} times in the file, at {lines}; add lines around it")
+            raise ToolError(f"old_text occurs {count} times in the file, at {lines}; add lines around it to old_text")
 
 
 def _change_diff(path: Path, old: str | None, new: str) -> Diff:

@@ -109,7 +109,7 @@ class McpConnection:
             async with asyncio.timeout(_START_SECONDS):
                 await opened
         except TimeoutError as error:
-            raise ToolError(f"it did not start within {_START_SECONDS:g} s; check its command or URL") from error
+            raise ToolError(f"no connection within {_START_SECONDS:g} s; check the server's command or URL") from error
         finally:
             if self._client is None:
                 await self.close()
@@ -227,7 +227,7 @@ class McpTool:
         return title(f"{self._connection.name}: {self._tool.title or self._tool.name}")
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return an empty tuple: the changed files are unknown."""
+        """Return an empty tuple, because the files that the tool will change are unknown."""
         return ()
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:

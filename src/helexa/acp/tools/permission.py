@@ -126,7 +126,9 @@ def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruli
             allowed = False
     answers = [ruling(scope) for scope in scopes]
     if False in answers:
-        return Denied("The user has chosen to always reject this call. Do not repeat it; ask what to do instead.")
+        return Denied(
+            "The user has chosen to always reject this call. Do not repeat the call; ask the user what to do instead."
+        )
     if allowed or mode == "bypassPermissions" or True in answers:
         return Allowed()
     return AskUser(offers)

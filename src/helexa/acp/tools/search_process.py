@@ -127,7 +127,7 @@ class Search(Struct, frozen=True):
     """
 
     folder: str  # the folder to search. Symbolic links are not followed, and files that git ignores are skipped.
-    file: str | None = None  # name of the only file in `folder` to search, or None
+    file: str | None = None  # name of the only file in `folder` to search, or None for all files
     # Pattern of the files to search, or None for all files. The syntax is that of .gitignore, with braces such as
     # `*.{js,ts}` in addition.
     files: str | None = None

@@ -113,7 +113,7 @@ class _Forbidden(OSError):
 
 
 class _GuardedResolver(AbstractResolver):
-    """A DNS resolver that returns only allowed addresses."""
+    """A DNS resolver that returns only IP addresses that `allowed` accepts."""
 
     # The HTTP client connects to the returned addresses, so it cannot use an address that was not checked.
     def __init__(self, allowed: Callable[[Address], bool]) -> None:

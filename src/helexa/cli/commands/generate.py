@@ -119,7 +119,7 @@ def answer_file(
     if stats:
         note(str(counts))
     if counts.failed:
-        note(f"failed prompts: {counts.failed}; their lines have the errors")
+        note(f"failed prompts: {counts.failed}; the errors are in their result lines")
     return 1 if counts.failed else 0
 
 

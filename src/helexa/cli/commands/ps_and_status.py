@@ -30,7 +30,7 @@ class Row:
     memory_mb: int | None = None  # memory of the model in MiB
     saved_prompts_mb: int | None = None  # size of the prompts on disk that the model can read, in MiB
     device: str | None = None  # device of the model, such as `cpu` or `cuda:0`
-    ranks: int | None = None  # number of processes that compute the model together; None for one
+    ranks: int | None = None  # number of processes that compute the model together, or None if there is only one
     context: int | None = None
     in_flight: int | None = None
     waiting: int | None = None
