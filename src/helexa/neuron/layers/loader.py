@@ -112,7 +112,8 @@ class Loader:
     def input_shares(self, key: str, total: int) -> Shares:
         """Return the division of `total` inputs of the matrix `key` among the ranks."""
         if self.ops.ranks.adds_results:
-            # Each rank gets whole quantization blocks, so that `adds_results` holds, unless a rank would get no block.
+            # Each rank gets whole quantization blocks, so that `adds_results` is True. If a rank would get no block,
+            # the ranks divide the inputs in smaller blocks.
             unit = math.lcm(LANES, self.input_block(key, total))
             shares = Shares.split(total, self.ranks, self.ops.ranks.rank, unit)
             if all(map(len, shares.ranges)):

@@ -28,7 +28,7 @@ class Gemma(Llama):
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     }
-    # The released models say "gelu", and transformers reads it as the tanh approximation.
+    # The configurations of released models say "gelu", which transformers reads as the tanh approximation.
     supported: ClassVar = {
         "hidden_act": (None, "gelu", "gelu_pytorch_tanh"),
         "hidden_activation": (None, "gelu_pytorch_tanh"),

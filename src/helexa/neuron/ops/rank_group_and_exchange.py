@@ -153,7 +153,7 @@ class HeadShares:
         # Each rank needs at least one query head.
         if ranks > heads:
             raise ModelFileError(
-                f"{heads} attention heads cannot be divided among {ranks} ranks", advice="use fewer ranks"
+                f"{heads} attention heads cannot be divided among {ranks} ranks", advice="set a smaller tensor_parallel"
             )
         # The ranks are divided among the KV heads. The query heads of a KV head are divided among its ranks.
         ranges: list[RowRange] = []
@@ -225,7 +225,7 @@ class SharedMemory:
             HelexaError: the system is not Linux. Only Linux has the shared memory that the ranks use.
         """
         if not hasattr(os, "memfd_create"):
-            raise HelexaError("tensor parallelism with native kernels requires Linux; use one rank")
+            raise HelexaError("tensor parallelism with native kernels requires Linux; set tensor_parallel = 1")
         return create_shared("helexa-ranks", _SIZE)
 
     def stack(self, x: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
         raise ImageError(f"the image is empty: it has {width} x {height} pixels; send another image")
     if width * height > limits.max_pixels:
         raise ImageError(
-            f"the image has {width} x {height} pixels, and the limit is {limits.max_pixels} pixels; shrink it"
+            f"the image has {width} x {height} pixels, and the limit is {limits.max_pixels} pixels; shrink the image"
         )
 
 

@@ -87,7 +87,7 @@ def image_layout(processor: ImageProcessor, width: int, height: int, max_tokens:
     layout = processor.layout(width, height, max_tokens)
     if not 0 < layout.patches <= MAX_PATCHES:
         raise ImageError(
-            f"the image has {layout.patches} patches after resizing, and the limit is {MAX_PATCHES}; shrink it"
+            f"the image has {layout.patches} patches after resizing, and the limit is {MAX_PATCHES}; shrink the image"
         )
     return layout
 

@@ -97,8 +97,8 @@ def _choice(routing: Routing) -> dict[str, Argument]:
 class GroupedProducts:
     """A linear layer with several matrices of one format, each for different rows.
 
-    For a mixture, there is one input row for each pair of a row of the batch and an expert that it selected. The pairs
-    are sorted by expert. In `NativeHeadLinear`, heads take the place of experts.
+    For a mixture, there is one input row for each pair of a row of the batch and one of the row's selected experts. The
+    pairs are sorted by expert. In `NativeHeadLinear`, heads take the place of experts.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ def _span_tables(batch: Batch) -> tuple[Tensor, ...]:
 def _multiplies_float32(gpu: GpuProperties) -> bool:
     """Return whether tensor cores multiply float32 (as tf32).
 
-    Otherwise, computing row by row is faster than computing in chunks.
+    If they do not, computing row by row is faster than computing in chunks.
     """
     return gpu.tensor_cores and torch.version.hip is None
 

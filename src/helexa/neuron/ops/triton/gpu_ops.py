@@ -267,8 +267,8 @@ class GpuOps(Ops):
         """Return causal attention [rows, heads, head_dim] of queries over the KV pages.
 
         Raises:
-            RuntimeError: the Triton kernels do not support the batch, and plain torch cannot compute it, because a
-                graph is captured.
+            RuntimeError: the Triton kernels do not support the batch, and plain torch cannot compute it, because the KV
+                cache has 8 bits or the pass is being captured as a graph.
         """
         rows, _, dim = queries.shape
         # The tokens of an image attend to the whole image, which the Triton kernels do not support.
