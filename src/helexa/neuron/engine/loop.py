@@ -280,7 +280,8 @@ class Engine:
             if self._steps.idle:
                 scheduler.check_idle()
         except Exception as error:
-            _log.exception("engine process ends")
+            running, waiting = len(scheduler.running), len(scheduler.waiting)
+            _log.exception("engine process ends, because steps cannot continue running=%d waiting=%d", running, waiting)
             self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}; see the node's log"))
             raise SystemExit(1) from error
         self._report(outputs)

@@ -406,7 +406,7 @@ class PrefixStore:
         try:
             disk = open_disk()
         except Exception as error:  # the engine works without a disk
-            _log.warning("prompts not saved to disk error=%s", quoted(error))
+            _log.warning("prompts not saved to disk error=%s; correct this, or set prefix_disk_mb to 0", quoted(error))
             self._opened.set()
             while self._copies.get() is not None:
                 pass  # drop copies that were queued before the error

@@ -280,7 +280,7 @@ class _Layout:
         return self._device[start : start + size]
 
     def add_table(self, values: Int32, lines: int, width: int) -> Tensor:
-        """Copy the last array, a table, to the host buffer; return its view of the device.
+        """Copy a table, the last array, to the host buffer; return a view on the device.
 
         The view has the shape [lines, width]. Numbers beyond the lines and columns of `values` are undefined.
         """

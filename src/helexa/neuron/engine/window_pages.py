@@ -128,7 +128,7 @@ class WindowPages:
                 self._cached[page] = None
 
     def drop(self, page: int) -> None:
-        """Empty the window page of a KV page that loses its contents, if it has one."""
+        """Free the window page, if any, of a KV page that loses its contents."""
         assert not self._holders[page], "the window page of an empty page has a holder"
         if page in self._cached:
             del self._cached[page]

@@ -223,12 +223,12 @@ class WeightSizes(Loader):
         return lambda x, first=0: x
 
     def gather_outputs(self, product: LinearOp, shares: Shares) -> LinearOp:
-        """Count the width of a product whose result has the outputs of all ranks."""
+        """Count the outputs of all ranks in `widest`; return `product` unchanged."""
         self.widest = max(self.widest, shares.total)
         return product
 
     def sum_over_ranks(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
-        """Count the width of the partial results of all ranks."""
+        """Count the partial results of all ranks in `widest`; return `product` unchanged."""
         # The partial results are gathered before they are added.
         self.widest = max(self.widest, self.ranks * outputs)
         return product

@@ -142,6 +142,6 @@ class Queues:
         return self.memory.discard(sequence)
 
     def clear_suspicion(self, sequence: Sequence) -> None:
-        """Remove a sequence from `suspects`, if it is one."""
+        """Remove a sequence from `suspects`, if it is a suspect."""
         if sequence in self.suspects:
             self.suspects.remove(sequence)

@@ -27,7 +27,7 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 # Cost model.
 _LINE_DECAY = 0.97  # factor by which each new decode-only step reduces the weight of earlier ones
 _MIN_SPREAD = 0.02  # ratio of the row counts' standard deviation to their mean below which the slope is unknown
-_MAX_OUTLIER = 3.0  # a slower step counts as this multiple of its prediction, because the machine may have slept
+_MAX_OUTLIER = 3.0  # durations are cut off at this multiple of their prediction, because the machine may have slept
 _EWMA_WEIGHT = 0.25  # weight of the latest step in moving averages
 _WORST_OF = 4  # number of latest steps of which the slowest counts, because the load from other processes varies
 
