@@ -3,7 +3,7 @@
 A grammar is JSON text in llguidance's format. The engine compiles the grammar and masks the tokens that it forbids.
 """
 
-from helexa.neuron.grammar.checker import GrammarChecker
+from helexa.neuron.grammar.grammar_check_and_rejection import GrammarChecker
 from helexa.neuron.grammar.output_with_calls import for_tools
 from helexa.neuron.grammar.whole_output import (
     after_reasoning,

@@ -17,7 +17,7 @@ from typing import Any
 import llguidance
 import msgspec
 
-from helexa.neuron.grammar.checker import MAX_CPU_SECONDS, PARSER_LIMITS, CompileResult
+from helexa.neuron.grammar.grammar_check_and_rejection import MAX_CPU_SECONDS, PARSER_LIMITS, CompileResult
 from helexa.neuron.parsers.json_schema import DEFINITIONS
 
 _MEMORY_BYTES = 512 << 20  # maximum growth of the address space after the start

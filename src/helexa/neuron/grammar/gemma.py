@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.neuron.grammar.rules import Rules, literal, without
+from helexa.neuron.grammar.schema_adaptation import type_names
 from helexa.neuron.grammar.single_call import CallableTool
-from helexa.neuron.grammar.supported_schemas import type_names
 from helexa.neuron.parsers.argument_values import has_type
 from helexa.neuron.parsers.formats.gemma4 import QUOTE
 from helexa.neuron.parsers.json_schema import resolved, with_definitions

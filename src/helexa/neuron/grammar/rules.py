@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from helexa.neuron.grammar.supported_schemas import bounded, supportable
+from helexa.neuron.grammar.schema_adaptation import bounded, supportable
 
 TokenId = Callable[[str], int | None]  # returns the token id of a string, or None if it is not a single token
 

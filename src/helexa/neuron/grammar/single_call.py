@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules, literal, without
-from helexa.neuron.grammar.supported_schemas import checked_schema, definitions, ends_somewhere, type_names
+from helexa.neuron.grammar.schema_adaptation import checked_schema, definitions, ends_somewhere, type_names
 from helexa.neuron.parsers.argument_values import argument_text, dumps
 from helexa.neuron.parsers.formats.tagged_calls import CallTags
 from helexa.neuron.parsers.json_schema import resolved, with_definitions

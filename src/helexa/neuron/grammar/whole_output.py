@@ -10,7 +10,7 @@ from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
-from helexa.neuron.grammar.supported_schemas import checked_schema
+from helexa.neuron.grammar.schema_adaptation import checked_schema
 from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import llguidance
 import numpy as np
 
-from helexa.neuron.grammar.checker import PARSER_LIMITS
+from helexa.neuron.grammar.grammar_check_and_rejection import PARSER_LIMITS
 from helexa.neuron.text.tokenizer import Tokenizer
 
 

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from helexa.neuron.grammar import for_schema, for_tools
-from helexa.neuron.grammar.supported_schemas import bounded
+from helexa.neuron.grammar.schema_adaptation import bounded
 
 TOKENIZER = LLTokenizer("byte")
 ENDLESS = ["1" * 40, "-" + "7" * 40, "0." + "3" * 40, "1." + "0" * 40]

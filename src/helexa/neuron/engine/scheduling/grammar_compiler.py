@@ -132,7 +132,7 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         from helexa.neuron.engine.grammar_matcher import read_vocabulary
-        from helexa.neuron.grammar.checker import PARSER_LIMITS
+        from helexa.neuron.grammar.grammar_check_and_rejection import PARSER_LIMITS
 
         tokenizer = read_vocabulary(self._model, self._width)
         return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))

@@ -24,7 +24,7 @@ from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOut
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.grammar.checker import PARSER_LIMITS
+from helexa.neuron.grammar.grammar_check_and_rejection import PARSER_LIMITS
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher, Mask, read_vocabulary
 from helexa.neuron.grammar import after_reasoning, for_choice, for_lark, for_regex, for_schema, for_tools
-from helexa.neuron.grammar.checker import PARSER_LIMITS
+from helexa.neuron.grammar.grammar_check_and_rejection import PARSER_LIMITS
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Detokenizer, Tokenizer

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher, Mask, read_vocabulary
 from helexa.neuron.grammar import for_tools
-from helexa.neuron.grammar.checker import PARSER_LIMITS
+from helexa.neuron.grammar.grammar_check_and_rejection import PARSER_LIMITS
 from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.text.model_text import ModelText
 from neuron.grammar.random_walks import byte_level

@@ -1,7 +1,7 @@
 """Reject malformed JSON Schemas, and adapt schemas to llguidance.
 
 Some keywords that llguidance cannot enforce stay in the schemas. llguidance reports these keywords when it compiles a
-grammar, and `checker.py` then rejects the grammar.
+grammar, and `grammar_check_and_rejection.py` then rejects the grammar.
 """
 
 from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar import GrammarChecker, for_choice, for_lark, for_regex, for_schema, for_tools
-from helexa.neuron.grammar.checker import MAX_BYTES
+from helexa.neuron.grammar.grammar_check_and_rejection import MAX_BYTES
 
 
 @pytest.fixture
