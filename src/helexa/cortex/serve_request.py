@@ -20,8 +20,8 @@ from helexa.cortex.forwarding.token_bounds import MAX_BYTES_PER_TOKEN, check_pro
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.load_queue import WaitingRequest
 from helexa.cortex.request_record import RequestRecord
+from helexa.cortex.reservation_and_settlement import Settlement, reserve_budget
 from helexa.cortex.routing import WarmRoute, affinity_key, breaker_error, prefix_name, route, unknown_model
-from helexa.cortex.settlement import Settlement, reserve_budget
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from helexa.core.logs import quoted
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets, Record
-from helexa.cortex.ledger.reservation import Closing, PendingReservation, Reservation, ReservationRequest, over_budget
+from helexa.cortex.ledger.leases import Closing, PendingReservation, Reservation, ReservationRequest, over_budget
 from helexa.cortex.ledger.storage.database import FIRST_RETRY_SECS, Database, DatabaseError, Retry
 from helexa.cortex.ledger.write_ahead_log import WriteAheadLog, catch_up
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cortex.ledger.ledger_helpers import Clock, charged, holder, retire_gateways, running, spent, try_reserve
 from helexa.cortex.access.keys import Principal, Window
+from helexa.cortex.ledger.leases import Reservation
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.ledger.reservation import Reservation
 from nightly import cases
 
 tokens = st.integers(1, 60)

@@ -138,7 +138,7 @@ class PresetDrafter(Drafter):
 def test_drafts_do_not_change_the_tokens_of_a_hybrid_model(
     runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helexa.neuron.engine.scheduling.planner.Drafter", PresetDrafter)
+    monkeypatch.setattr("helexa.neuron.engine.scheduling.planning_and_preemption.Drafter", PresetDrafter)
     PresetDrafter.completions = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True)]
     speculating = scheduler(runner, speculation_max_sequences=8)
     steps = 0

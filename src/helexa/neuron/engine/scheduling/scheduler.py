@@ -11,8 +11,8 @@ Pairs of this kind describe every case:
 
 (The scheduler of vLLM V1 works in the same way. KV pages are described by Kwon et al., 2023.)
 
-The newest sequence is preempted first. An older sequence is never preempted for a newer one. The module `planner` plans
-steps, and the module `committer` applies the results of the steps.
+The newest sequence is preempted first. An older sequence is never preempted for a newer one. The module
+`planning_and_preemption` plans steps, and the module `committer` applies the results of the steps.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from helexa.neuron.engine.scheduling.committer import Committer
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.plan import Plan
-from helexa.neuron.engine.scheduling.planner import Planner
+from helexa.neuron.engine.scheduling.planning_and_preemption import Planner
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits, PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
