@@ -9,7 +9,7 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.rope import Rope
 from helexa.neuron.ops.batch import AttentionKind
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms, LinearOp, QueryTemperature
-from helexa.neuron.ops.rank_group_and_exchange import RowRange
+from helexa.neuron.ops.rank_group_and_shares import RowRange
 from helexa.neuron.tensors import Tensor
 
 

@@ -10,7 +10,7 @@ from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.short_convolution import require_window
 from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights, wide
-from helexa.neuron.ops.rank_group_and_exchange import RowRange, row_numbers
+from helexa.neuron.ops.rank_group_and_shares import RowRange, row_numbers
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.model_file import Part

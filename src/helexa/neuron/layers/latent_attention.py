@@ -7,7 +7,7 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.rope import Rope
 from helexa.neuron.ops.batch import AttentionKind
 from helexa.neuron.ops.linear_and_norm_operators import HeadLinearOp
-from helexa.neuron.ops.rank_group_and_exchange import RowRange
+from helexa.neuron.ops.rank_group_and_shares import RowRange
 from helexa.neuron.tensors import Tensor
 
 _EPS = 1e-6  # epsilon of the norms inside the layer, independent of the model's `rms_norm_eps`

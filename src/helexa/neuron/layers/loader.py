@@ -13,7 +13,7 @@ from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Expert, ExpertSh
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import LANES
 from helexa.neuron.ops.linear_and_norm_operators import HeadLinearOp, LinearOp, NormOp
-from helexa.neuron.ops.rank_group_and_exchange import HeadShares, RowRange, Shares, part_of
+from helexa.neuron.ops.rank_group_and_shares import HeadShares, RowRange, Shares, part_of
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint

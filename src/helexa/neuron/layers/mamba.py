@@ -7,7 +7,7 @@ from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.short_convolution import conv_weights, require_window
 from helexa.neuron.ops.gated_delta import wide
-from helexa.neuron.ops.rank_group_and_exchange import RowRange
+from helexa.neuron.ops.rank_group_and_shares import RowRange
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.ops.state_space import ScanSizes, ScanWeights
 from helexa.neuron.tensors import Tensor

@@ -8,7 +8,7 @@ from helexa.neuron import tensors
 from helexa.neuron.layers.block import GatedMlp
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.ops.expert_routing_and_mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, MixtureOp, Routing
-from helexa.neuron.ops.rank_group_and_exchange import RowRange, Shares, row_numbers
+from helexa.neuron.ops.rank_group_and_shares import RowRange, Shares, row_numbers
 from helexa.neuron.tensors import Tensor
 
 

@@ -4,7 +4,7 @@ from helexa.core.errors import UnsupportedModelError
 from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.ops.convolution import MOST_TOKENS, ConvSizes, ConvWeights
-from helexa.neuron.ops.rank_group_and_exchange import RowRange
+from helexa.neuron.ops.rank_group_and_shares import RowRange
 from helexa.neuron.ops.state_cache import ConvCache
 from helexa.neuron.tensors import Tensor
 

@@ -32,7 +32,7 @@ from helexa.neuron.models.qwen import Qwen3Next, Qwen35, Qwen35Moe
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.linear_and_norm_operators import LinearOp, NormOp
-from helexa.neuron.ops.rank_group_and_exchange import RowRange
+from helexa.neuron.ops.rank_group_and_shares import RowRange
 from helexa.neuron.tensors import Tensor
 
 _EAGLE_LAYERS = 3  # number of layers of the model whose inputs an EAGLE-3 head reads

@@ -11,7 +11,7 @@ from helexa.neuron.layers.moe import ExpertReader, SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.with_experts import expert_counts
 from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Routing
-from helexa.neuron.ops.rank_group_and_exchange import RowRange, part_of
+from helexa.neuron.ops.rank_group_and_shares import RowRange, part_of
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.model_file import Part
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight

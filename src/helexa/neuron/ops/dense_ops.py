@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from helexa.neuron import tensors
 from helexa.neuron.ops.linear_and_norm_operators import HeadLinearOp, LinearOp, NoNorm, NormOp, ProductBytes, RmsNorm
-from helexa.neuron.ops.rank_group_and_exchange import SINGLE, Exchange, RankGroup, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_shares import SINGLE, Exchange, RankGroup, RowRange, Shares
 from helexa.neuron.tensors import Device, DType, Tensor
 from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantized_matrix import Weight

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup, Shares
+from helexa.neuron.ops.rank_group_and_shares import RankGroup, Shares
 
 
 class Distributed:

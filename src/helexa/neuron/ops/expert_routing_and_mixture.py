@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from helexa.neuron import tensors
 from helexa.neuron.ops.linear_and_norm_operators import LinearOp
-from helexa.neuron.ops.rank_group_and_exchange import Shares
+from helexa.neuron.ops.rank_group_and_shares import Shares
 from helexa.neuron.tensors import Tensor
 
 # Operator that returns the mixture's output [T, H] for inputs x [T, H] and router scores of all experts [T, E].

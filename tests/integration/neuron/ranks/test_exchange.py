@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.distributed_exchange import Distributed
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup, Shares
+from helexa.neuron.ops.rank_group_and_shares import RankGroup, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.ranks.rank_processes import RankError, RankProcesses
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup
+from helexa.neuron.ops.rank_group_and_shares import RankGroup
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.checkpoint import open_checkpoint
 from neuron.ranks.rank_models import MODELS, STEPS, logits_and_tokens

@@ -9,7 +9,7 @@ from torch import Tensor
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.ops.linear_and_norm_operators import LinearOp
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup, Shares
+from helexa.neuron.ops.rank_group_and_shares import RankGroup, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.quantization_formats import QuantPolicy

@@ -26,7 +26,7 @@ from helexa.neuron.ops.gated_delta import DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms, QueryTemperature
-from helexa.neuron.ops.rank_group_and_exchange import SINGLE, RowRange, SharedMemory, Shares
+from helexa.neuron.ops.rank_group_and_shares import SINGLE, RowRange, SharedMemory, Shares
 from helexa.neuron.ops.reference.reference_ops import ACTIVATIONS, GATES, RmsNorm
 from helexa.neuron.ops.sampling import Adjustments
 from helexa.neuron.ops.state_cache import MatrixCache

@@ -32,7 +32,7 @@ from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.native.packed_weights import HugeMemory
 from helexa.neuron.ops.native.packed_weights_cache import MappedWeights
-from helexa.neuron.ops.rank_group_and_exchange import SharedMemory
+from helexa.neuron.ops.rank_group_and_shares import SharedMemory
 from helexa.neuron.processes.heartbeat import Heartbeat
 
 assert HugeMemory(1 << 20).take(100).tolist() == [0] * 100

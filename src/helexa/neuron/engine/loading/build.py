@@ -26,7 +26,7 @@ from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.settings import SERVED_CONTEXT
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup
+from helexa.neuron.ops.rank_group_and_shares import RankGroup
 from helexa.neuron.tensors import Device
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.quantization_formats import AUTO, QuantPolicy, automatic, quant_named

@@ -18,7 +18,7 @@ from helexa.neuron.ops.batch import AttentionShape
 from helexa.neuron.ops.expert_routing_and_mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.linear_and_norm_operators import HeadLinearOp, LinearOp
-from helexa.neuron.ops.rank_group_and_exchange import RowRange, Shares
+from helexa.neuron.ops.rank_group_and_shares import RowRange, Shares
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint, require_floats
 from helexa.neuron.weights.quantization_formats import QuantPolicy

@@ -27,7 +27,7 @@ from helexa.neuron.engine.ranks.rank import exchange_for
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.native.kernel_library import Unavailable, native_kernels
 from helexa.neuron.ops.native.native_ops import NativeOps
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup, SharedMemory, Shares
+from helexa.neuron.ops.rank_group_and_shares import RankGroup, SharedMemory, Shares
 from helexa.neuron.tensors import Tensor
 
 _COLUMNS = 1536

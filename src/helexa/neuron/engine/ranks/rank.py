@@ -30,7 +30,7 @@ from helexa.neuron.engine.step_input import decode_input
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.native.native_ops import NativeOps
-from helexa.neuron.ops.rank_group_and_exchange import Exchange, RankGroup, SharedMemory
+from helexa.neuron.ops.rank_group_and_shares import Exchange, RankGroup, SharedMemory
 
 
 def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, seconds: float) -> Exchange:

@@ -50,7 +50,7 @@ from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.engine.step_input import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.rank_group_and_exchange import SharedMemory
+from helexa.neuron.ops.rank_group_and_shares import SharedMemory
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.processes.stack_traces_and_exit_reasons import exit_reason
 

@@ -40,7 +40,7 @@ from helexa.neuron.ops.native.compilation import (
     prebuilt_library,
     sources,
 )
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup
+from helexa.neuron.ops.rank_group_and_shares import RankGroup
 from helexa.neuron.processes import heartbeat, stack_traces_and_exit_reasons
 from helexa.neuron.tensors import DType, Tensor
 

@@ -13,7 +13,7 @@ from helexa.neuron.ops.kernel_header import (
 )
 from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
 from helexa.neuron.ops.native.kernel_library import Argument
-from helexa.neuron.ops.rank_group_and_exchange import SINGLE, RankGroup, Shares
+from helexa.neuron.ops.rank_group_and_shares import SINGLE, RankGroup, Shares
 from helexa.neuron.tensors import DType, Tensor
 
 GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}  # Codes of the gates in kernels.h, by name

@@ -41,7 +41,7 @@ from helexa.neuron.ops.native.mixture import NativeHeadLinear, NativeMixture
 from helexa.neuron.ops.native.packed_weights import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
 from helexa.neuron.ops.native.packed_weights_cache import PackedStore, fingerprint, loading_code_version
 from helexa.neuron.ops.native.sampling import log_probabilities, sample
-from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_shares import Exchange, RowRange, Shares
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_cache import ConvCache
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights

@@ -30,7 +30,7 @@ from helexa.neuron.ops.linear_and_norm_operators import (
     ProductBytes,
     RmsNorm,
 )
-from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_shares import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.attention import SpanGroups, attend_frames, rotated_by
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateSpace

@@ -25,7 +25,7 @@ from helexa.neuron.ops.linear_and_norm_operators import (
     NormOp,
     ProductBytes,
 )
-from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_shares import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import Masks, Sampling, adjusted, log_probabilities, settings_of
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateSpace

@@ -13,7 +13,7 @@ from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, estimat
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.rank_group_and_exchange import RankGroup
+from helexa.neuron.ops.rank_group_and_shares import RankGroup
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.model_file import WHOLE, Part
