@@ -42,7 +42,7 @@ from helexa.neuron.routes import (
     tokens_and_embeddings,
 )
 from helexa.neuron.routes.health_and_model_list import HealthMonitor
-from helexa.neuron.routes.requests_replies_and_errors import HANDLERS
+from helexa.neuron.routes.replies_disconnects_and_errors import HANDLERS
 from helexa.neuron.routes.stored_responses import ResponseStore
 from helexa.neuron.sources.hubs_and_sources import Sources
 

@@ -22,7 +22,7 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.requests import request_and_run_records
 from helexa.neuron.requests.metrics import Metrics
 from helexa.neuron.requests.request_and_run_records import RequestRecord, UsageRecords
-from helexa.neuron.routes.requests_replies_and_errors import error_response, log_error_response
+from helexa.neuron.routes.replies_disconnects_and_errors import error_response, log_error_response
 
 log = logging.getLogger("helexa.neuron.requests")
 

@@ -17,7 +17,7 @@ from helexa.http.listener import Listener
 from helexa.neuron.config import ResponsesConfig
 from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.routes import chat, completions, health_and_model_list, responses
-from helexa.neuron.routes.requests_replies_and_errors import HANDLERS
+from helexa.neuron.routes.replies_disconnects_and_errors import HANDLERS
 from helexa.neuron.routes.stored_responses import ResponseStore
 from helexa.neuron.text.tokenizer import Tokenizer
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model

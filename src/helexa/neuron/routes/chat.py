@@ -37,7 +37,7 @@ from helexa.neuron.output_events import (
 )
 from helexa.neuron.requests.inference import converse
 from helexa.neuron.routes.answer_formats import OpenAIProjector
-from helexa.neuron.routes.requests_replies_and_errors import (
+from helexa.neuron.routes.replies_disconnects_and_errors import (
     RunResponse,
     counts_prompt,
     principal_of,

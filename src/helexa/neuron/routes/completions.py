@@ -14,7 +14,7 @@ from helexa.neuron.output_events import Finished, OutputEvent, PromptScores, Sta
 from helexa.neuron.requests.inference import run
 from helexa.neuron.requests.output_constraint import completion_constraint
 from helexa.neuron.routes.answer_formats import OpenAIProjector
-from helexa.neuron.routes.requests_replies_and_errors import RunResponse, principal_of, read_json, reports_usage
+from helexa.neuron.routes.replies_disconnects_and_errors import RunResponse, principal_of, read_json, reports_usage
 
 
 class Echo(NamedTuple):

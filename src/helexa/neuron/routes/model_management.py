@@ -40,7 +40,7 @@ from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import Pulls
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.requests.request_and_run_records import current
-from helexa.neuron.routes.requests_replies_and_errors import (
+from helexa.neuron.routes.replies_disconnects_and_errors import (
     KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,
     descriptor_shortage,

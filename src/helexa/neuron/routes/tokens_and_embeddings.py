@@ -23,7 +23,7 @@ from helexa.http.responses import JsonResponse
 from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.requests.embedding import embedded
 from helexa.neuron.requests.prompt import prepared_images, rendered_prompt, thinking_variables
-from helexa.neuron.routes.requests_replies_and_errors import principal_of, read_json
+from helexa.neuron.routes.replies_disconnects_and_errors import principal_of, read_json
 
 if TYPE_CHECKING:
     from helexa.neuron.vision.model_vision import SharedImage

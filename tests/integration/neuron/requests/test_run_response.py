@@ -16,9 +16,8 @@ from helexa.core.sse import KEEP_ALIVE, EventParser
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.output_events import Finished, InferenceEvent, Started, TextDelta
-from helexa.neuron.routes import requests_replies_and_errors
 from helexa.neuron.routes.completions import CompletionProjector
-from helexa.neuron.routes.requests_replies_and_errors import RunResponse
+from helexa.neuron.routes.replies_disconnects_and_errors import RunResponse
 from neuron.scripted_engine import MODEL, answer
 from neuron.scripted_node import CHAT, serve
 

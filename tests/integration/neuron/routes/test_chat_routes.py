@@ -20,7 +20,6 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.messages import Generate, PrefixMiss
-from helexa.neuron.routes import requests_replies_and_errors
 from local_tokenizers import of_backend
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Say, answer, endless, failing
 from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve
@@ -521,7 +520,7 @@ async def test_json_without_a_content_type_is_415() -> None:
 
 
 async def test_too_large_request_body_is_rejected_during_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.routes.requests_replies_and_errors.MAX_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("helexa.neuron.routes.replies_disconnects_and_errors.MAX_BODY_BYTES", 1 << 20)
 
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(20):

@@ -21,8 +21,7 @@ from helexa.neuron.output_events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from helexa.neuron.routes import requests_replies_and_errors
-from helexa.neuron.routes.requests_replies_and_errors import RunResponse
+from helexa.neuron.routes.replies_disconnects_and_errors import RunResponse
 from helexa.neuron.routes.responses import ResponseProjector
 from neuron import openai_strict
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, answer, endless, failing

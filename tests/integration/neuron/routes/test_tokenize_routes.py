@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from helexa.http.listener import Listener
 from helexa.neuron.routes import chat, tokens_and_embeddings
-from helexa.neuron.routes.requests_replies_and_errors import HANDLERS
+from helexa.neuron.routes.replies_disconnects_and_errors import HANDLERS
 from neuron import scripted_node
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, answer, scripted_model
 
