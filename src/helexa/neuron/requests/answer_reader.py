@@ -16,7 +16,7 @@ from helexa.neuron.output_events import (
     WasReasoning,
 )
 from helexa.neuron.parsers.output import Tools
-from helexa.neuron.requests.token_logprobs import TokenLogprobs
+from helexa.neuron.requests.logprobs_of_text import TokenLogprobs
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.stop_strings import StopStrings
 
