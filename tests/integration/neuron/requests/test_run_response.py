@@ -16,6 +16,7 @@ from helexa.core.sse import KEEP_ALIVE, EventParser
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.output_events import Finished, InferenceEvent, Started, TextDelta
+from helexa.neuron.routes import replies_disconnects_and_errors
 from helexa.neuron.routes.completions import CompletionProjector
 from helexa.neuron.routes.replies_disconnects_and_errors import RunResponse
 from neuron.scripted_engine import MODEL, answer
@@ -64,7 +65,7 @@ async def _waiting(
     monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], **limits: float
 ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncExitStack]]:
     """Yield a stream that waits for the only slot of the batch, and the exit stack that holds the slot."""
-    monkeypatch.setattr(requests_replies_and_errors, "FIRST_EVENT_SECONDS", 0.01)
+    monkeypatch.setattr(replies_disconnects_and_errors, "FIRST_EVENT_SECONDS", 0.01)
     async with serve(answer("at last")) as node:
         admission = Admission(AdmissionConfig(max_in_flight=1, **limits), node.model.engine)  # type: ignore[arg-type]
         node.model.admission = admission

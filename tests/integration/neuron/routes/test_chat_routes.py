@@ -20,6 +20,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.messages import Generate, PrefixMiss
+from helexa.neuron.routes import replies_disconnects_and_errors
 from local_tokenizers import of_backend
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Say, answer, endless, failing
 from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve
@@ -230,7 +231,7 @@ async def test_continue_final_message_continues_the_last_assistant_message() -> 
 
 
 async def test_stream_without_new_text_sends_keep_alive_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_replies_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(replies_disconnects_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
     speak = asyncio.Event()
 
     async def script(request: object, say: Any) -> None:

@@ -21,6 +21,7 @@ from helexa.neuron.output_events import (
     ToolCallDelta,
     ToolCallStart,
 )
+from helexa.neuron.routes import replies_disconnects_and_errors
 from helexa.neuron.routes.replies_disconnects_and_errors import RunResponse
 from helexa.neuron.routes.responses import ResponseProjector
 from neuron import openai_strict
@@ -158,7 +159,7 @@ async def test_engine_failure_is_a_failed_response_event_or_a_500_error() -> Non
 
 
 async def test_stream_without_new_text_sends_keep_alive_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_replies_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(replies_disconnects_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
     async with (
         serve(endless("")) as node,
         node.http.post(f"{node.url}/v1/responses", json=ASK | {"stream": True}) as response,
