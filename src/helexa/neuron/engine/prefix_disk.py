@@ -358,7 +358,7 @@ class RecordReader:
 
     def __init__(self, depth: int, wants: Callable[[int], bool], wake: Callable[[], None]) -> None:
         self.records: queue.Queue[ReadRecord] = queue.Queue(depth)
-        self.bytes_per_sec = 0.0  # 0: unknown
+        self.bytes_per_sec = 0.0  # measured speed of the disk; 0 if unknown
         # bytes that were read for sequences, and the duration of these reads
         self.read_bytes, self.read_secs = 0, 0.0
         self._wants, self._wake = wants, wake

@@ -286,5 +286,5 @@ class RankProcesses:
     def _send(self, rank: int, connection: socket.socket, message: ToRank) -> None:
         try:
             connection.sendall(encode(message))
-        except OSError as error:  # the rank has ended, because nothing else closes the connection
+        except OSError as error:  # only the end of the rank closes the connection
             raise RankError(self._ending(rank)) from error

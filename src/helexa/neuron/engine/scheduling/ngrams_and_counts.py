@@ -127,7 +127,7 @@ class TokenCounts:
         distinct, counts = self.distinct(), self.counts()
         if not drafts:
             return distinct, counts
-        # Drafts may be rejected, so they must not change the counts.
+        # Drafts may be rejected, so they change a copy of the counts.
         counts = counts.copy()
         unseen: Counter[int] = Counter()
         for token in drafts:

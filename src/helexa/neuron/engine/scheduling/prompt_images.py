@@ -33,7 +33,7 @@ class PromptImages:
     def __init__(self, request: Generate, traits: ImageTraits) -> None:
         self.ranges = request.image_ranges  # the image tokens of each tile, in the order of the prompt
         self.digests = [image.digest for image in request.images]
-        self.delta = 0  # number to add to the index of a token after the last image to get its position
+        self.delta = 0  # number to add to the index of a token after the last image to get the position of the token
         self._traits = traits
         self._tokens = [image.layout.tokens for image in request.images]
         self._ends = [image_range.end for image_range in self.ranges]
