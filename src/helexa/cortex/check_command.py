@@ -23,7 +23,6 @@ from helexa.cortex.upstream.client import Upstream
 
 _PATHS = {"neuron": "/models", "openai": "/v1/models"}
 _OTHER_KIND = {"neuron": "openai", "openai": "neuron"}
-_REJECTED = ("HTTP 401", "HTTP 403")
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ async def _probe_node(client: NodeClient, node: NeuronSection) -> Probed:
 
 
 async def _explain(client: NodeClient, node: NeuronSection, bearer: str | None, error: NodeError) -> str:
-    if str(error).endswith(_REJECTED):
+    if error.status in (401, 403):
         fix = "set bearer_file" if bearer is None else "the bearer in the configuration is not the node's API key"
-        return f"{error}; {fix}"
+        return f"the node answered HTTP {error.status}; {fix}"
     if error.timed_out:
         return str(error)
     parts = urlsplit(node.endpoint)

@@ -243,7 +243,7 @@ async def test_check_command_explains_how_to_fix_each_unreachable_node(tmp_path:
     assert set(warnings) == set(nodes) - {"good"}
     assert warnings["kind"].endswith('set kind = "openai"')
     assert warnings["path"].endswith(f'set endpoint = "{url}"')
-    assert warnings["key"].endswith("check the bearer of the node")
+    assert warnings["key"].endswith("HTTP 401; the bearer in the configuration is not the node's API key")
     assert warnings["down"].endswith(f"connection refused at {nodes['down'][0]}; check that the node runs")
 
 
