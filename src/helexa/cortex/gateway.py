@@ -39,7 +39,7 @@ from helexa.cortex.upstream.client import MAX_IDLE, Upstream
 from helexa.cortex.upstream.tls import client_context
 from helexa.http.acceptor import ConnectionLimits
 from helexa.http.process import descriptor_limit
-from helexa.http.service_and_body_budget import BodyBudget
+from helexa.http.service_and_memory_limit import BodyBudget
 
 METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 

@@ -14,7 +14,7 @@ from helexa.http.acceptor import Acceptor, ConnectionLimits
 from helexa.http.connection import ClientConnection
 from helexa.http.keep_alive import KEEP_ALIVE_SECS, enable_tcp_keep_alive
 from helexa.http.process import descriptor_limit, on_stop_signals
-from helexa.http.service_and_body_budget import BodyBudget, Service
+from helexa.http.service_and_memory_limit import BodyBudget, Service
 
 log = logging.getLogger(__name__)
 
