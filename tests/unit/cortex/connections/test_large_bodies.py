@@ -24,9 +24,14 @@ from helexa.cortex import routing
 from helexa.cortex.anthropic.conversation import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.reply import Translation
 from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
-from helexa.cortex.forwarding import request_bodies
+from helexa.cortex.forwarding import request_body_limits_and_parsing
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
-from helexa.cortex.forwarding.request_bodies import MAX_CONTAINERS, BodyWorkers, check_containers, is_large
+from helexa.cortex.forwarding.request_body_limits_and_parsing import (
+    MAX_CONTAINERS,
+    BodyWorkers,
+    check_containers,
+    is_large,
+)
 from helexa.cortex.forwarding.token_bounds import check_prompt
 from helexa.cortex.routes import body_translation, generation
 
@@ -294,7 +299,7 @@ async def test_large_body_gets_a_503_if_too_many_wait_for_a_worker_process(
 
 PARENT = """
 import asyncio, os
-from helexa.cortex.forwarding.request_bodies import BodyWorkers
+from helexa.cortex.forwarding.request_body_limits_and_parsing import BodyWorkers
 
 async def main():
     print(await BodyWorkers().run(os.getpid), flush=True)
