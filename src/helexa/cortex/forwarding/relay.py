@@ -20,7 +20,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.headers import UNBUFFERED, returned_headers
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.retry import (
+from helexa.cortex.forwarding.retry_rules import (
     BUSY_STATUSES,
     NoResponse,
     count_failure,
