@@ -285,8 +285,8 @@ async def test_close_does_not_wait_for_a_busy_worker_process() -> None:
 async def test_large_body_gets_a_503_if_too_many_wait_for_a_worker_process(
     workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_bodies, "MAX_WAITING", 1)
-    for _ in range(request_bodies.PROCESSES):
+    monkeypatch.setattr(request_body_limits_and_parsing, "MAX_WAITING", 1)
+    for _ in range(request_body_limits_and_parsing.PROCESSES):
         await workers._free.acquire()
     waiting = asyncio.create_task(workers.run(os.getpid))
     await eventually(lambda: workers._waiting == 1)
