@@ -570,7 +570,7 @@ def test_memory_of_a_catalog_model_without_vram_mb_is_estimated_from_its_files()
     assert "local_models = true" in explain(snapshot, "M").candidates[0].verdict
 
 
-def test_draft_model_on_a_disk_counts_in_the_estimate_of_its_model() -> None:
+def test_memory_estimate_of_a_model_includes_its_draft_model_if_that_is_on_the_disk() -> None:
     view = on_disk(cpu_node("a", free=16_000), M=15_000, draft=2000)
     for draft, needs_mb in ((None, 15_000), ("draft", 17_000), ("gone", 15_000)):
         snapshot = FleetSnapshot(view, catalog(M={"draft_model": draft}), NOW, settings=FAST)
