@@ -232,7 +232,7 @@ async def test_reservations_are_rejected_with_503_while_the_database_is_stopped(
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_batch_whose_database_response_is_lost_is_written_once(url: str):
+async def test_batch_whose_database_response_is_lost_is_retried_but_written_only_once(url: str):
     async with running(url, shared=True) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
         gateway_ids = await rows(url, "SELECT id FROM gateways")

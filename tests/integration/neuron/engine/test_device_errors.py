@@ -54,7 +54,7 @@ def test_out_of_memory_counter_returns_true_at_the_third_error_without_a_reset()
     assert [strikes.strike(), strikes.strike(), strikes.strike()] == [False, False, True]
 
 
-def test_failed_allocation_of_torch_on_the_cpu_is_recognized_as_out_of_memory():
+def test_failed_allocation_of_torch_on_the_cpu_is_classified_as_out_of_memory():
     # An allocation of this size always fails. On a CPU, torch raises a plain RuntimeError for it.
     with pytest.raises(RuntimeError) as refused:
         torch.empty(1 << 60)

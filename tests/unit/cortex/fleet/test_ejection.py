@@ -62,7 +62,7 @@ def test_failed_trial_doubles_the_ejection_time_and_a_successful_trial_ends_it()
     assert not ejections.began(PAIR, ANN, now) and not ejections.served(PAIR, ANN)
 
 
-def test_third_rejection_in_a_row_on_a_path_makes_the_node_suspect() -> None:
+def test_third_rejection_in_a_row_on_a_path_requires_a_try_on_another_node() -> None:
     ejections = Ejections()
     assert [ejections.rejected(PAIR, "/chat") for _ in range(4)] == [False, False, True, True]
     assert not ejections.rejected(PAIR, "/else")
