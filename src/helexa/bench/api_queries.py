@@ -51,16 +51,18 @@ class Parameter:
                 raise _wrong(name, "is required")
             return self.default
         if len(text) > _LONGEST or "\0" in text:
-            raise _wrong(name, f"must have at most {_LONGEST} characters and no NUL")
+            raise _wrong(name, f"has {len(text)} characters; it must have at most {_LONGEST}, and no NUL")
         if self.choices and text not in self.choices:
-            raise _wrong(name, f"must be one of {', '.join(self.choices)}")
+            raise _wrong(name, f"must be one of {', '.join(self.choices)}; the request has {text[:80]!r}")
         if self.kind == "boolean":
             if text.lower() not in _BOOLEANS:
-                raise _wrong(name, "must be true or false")
+                raise _wrong(name, f"must be true or false; the request has {text[:80]!r}")
             return _BOOLEANS[text.lower()]
         if self.kind == "integer":
             if not (text.isascii() and text.isdigit() and self.least <= int(text) <= self.most):
-                raise _wrong(name, f"must be an integer from {self.least} to {self.most}")
+                raise _wrong(
+                    name, f"must be an integer from {self.least} to {self.most}; the request has {text[:80]!r}"
+                )
             return int(text)
         return text
 
@@ -318,7 +320,12 @@ class QueryExecutor:
             ApiError: status 503, if the database cannot be opened or too many queries are already waiting.
         """
         if self._waiting >= _MOST_WAITING:
-            raise ApiError(503, "overloaded", "too many requests are waiting; retry in a second", retry_after=1)
+            raise ApiError(
+                503,
+                "overloaded",
+                f"{_MOST_WAITING} requests already wait for the database; try again in 1 s",
+                retry_after=1,
+            )
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, query)
@@ -345,7 +352,9 @@ class QueryExecutor:
         try:
             status = self._path.stat()
         except OSError:
-            raise StoreError("nothing has been measured yet; run `helexa-bench once`") from None
+            raise StoreError(
+                f"nothing has been measured yet: {self._path} does not exist; run `helexa-bench once`"
+            ) from None
         file = (status.st_dev, status.st_ino)
         if self._archive is None or file != self._file:
             if self._archive is not None:

@@ -176,7 +176,7 @@ def serve(
     logs.configure(log_format)
     settings = read_config(config)
     if not settings.api.enabled:
-        raise ConfigError("api.enabled is false, so there is nothing to serve; set it to true")
+        raise ConfigError("api.enabled is false, so there is nothing to serve; set api.enabled = true")
     try:
         address = settings.api.listen if listen is None else parse_address(listen)
     except ValueError as error:

@@ -207,7 +207,9 @@ class Client:
             at = now()
             size += len(data)
             if size > _MAX_ANSWER_BYTES:
-                raise StreamError(f"the answer has more than {_MAX_ANSWER_BYTES} bytes; lower max_tokens")
+                raise StreamError(
+                    f"the model's answer has more than {_MAX_ANSWER_BYTES} bytes; lower the scenario's max_tokens"
+                )
             for event in parser.feed(data):
                 kind = self.api_format.take(event, record)
                 if kind is not None:
@@ -216,7 +218,7 @@ class Client:
                     record.status = "cancelled"
                     return
         if not record.is_complete and record.finish_reason is None:
-            raise StreamError("the stream ended before the answer was complete; see the server's log")
+            raise StreamError("the server's stream ended before the answer was complete; see the server's log")
 
 
 @asynccontextmanager
@@ -311,7 +313,7 @@ class JsonCalls:
             raise TargetError(f"{problem}; check the server, and the endpoint of the target") from error
         if status // 100 != 2:
             reason = text[:_MAX_REASON_CHARS].decode("utf-8", "replace")
-            raise TargetError(f"{self.endpoint}{path}: HTTP {status}: {reason}")
+            raise TargetError(f"{self.endpoint}{path} answered HTTP {status}, see the server's log: {reason}")
         try:
             return orjson.loads(text)
         except ValueError:
@@ -327,5 +329,5 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MAX_BYTES:
-            raise ValueError(f"the answer has more than {_MAX_BYTES} bytes")
+            raise ValueError(f"the server's response has more than {_MAX_BYTES} bytes")
     return b"".join(parts)

@@ -185,14 +185,16 @@ def _content(path: Path) -> str:
         with path.open(encoding="utf-8") as file:
             return _bounded(file.read(_MOST_CHARACTERS + 1), str(path))
     except UnicodeDecodeError:
-        raise CommandError(f"{path}: is not UTF-8 text; name a text file, or an image with --image", USAGE) from None
+        raise CommandError(f"{path} is not UTF-8 text; name a text file, or an image with --image", USAGE) from None
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}; name a text file that you can read", USAGE) from None
 
 
 def _bounded(text: str, source: str) -> str:
     if len(text) > _MOST_CHARACTERS:
-        raise CommandError(f"{source} has more than {_MOST_CHARACTERS} characters; shorten it")
+        raise CommandError(
+            f"{source} has more than {_MOST_CHARACTERS} characters, the limit of a prompt; shorten the text"
+        )
     return text
 
 

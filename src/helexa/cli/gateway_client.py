@@ -42,7 +42,9 @@ class Gateway:
         self._headers = {"Accept": "application/json", "User-Agent": "helexa"}
         if key:
             if not (key.isascii() and key.isprintable()):
-                raise CommandError("the API key contains characters that cannot be sent; check HELEXA_API_KEY", USAGE)
+                raise CommandError(
+                    "the API key contains characters other than printable ASCII; check HELEXA_API_KEY", USAGE
+                )
             self._headers["Authorization"] = f"Bearer {key}"
 
     @classmethod
@@ -88,7 +90,9 @@ class Gateway:
             try:
                 return json.loads(self._read(response))
             except (ValueError, RecursionError):
-                raise CommandError(f"{self.url}{path} did not answer with JSON; check the URL") from None
+                raise CommandError(
+                    f"{self.url}{path} did not answer with JSON; check that this is a helexa gateway"
+                ) from None
 
     def delete(self, path: str, timeout: float) -> Any:
         """Send a DELETE request for `path` and return the parsed response, as `get` does."""
@@ -133,7 +137,9 @@ class Gateway:
         response = self.get("/v1/models", timeout)
         entries = response.get("data") if isinstance(response, dict) else None
         if not isinstance(entries, list):
-            raise CommandError(f"{self.url}/v1/models did not answer with a list of models; check the URL")
+            raise CommandError(
+                f"{self.url}/v1/models did not answer with a list of models; check that this is a helexa gateway"
+            )
         return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
     def node_reports(self) -> "list[NodeReport]":
@@ -161,7 +167,9 @@ class Gateway:
         except SSLCertVerificationError as error:
             connection.close()
             message = f"the certificate of {self.url} is not trusted: {error.verify_message}"
-            raise CommandError(f"{message}; set SSL_CERT_FILE to a file with its CA", UNREACHABLE) from None
+            raise CommandError(
+                f"{message}; set SSL_CERT_FILE to a file with the CA of the server", UNREACHABLE
+            ) from None
         except (OSError, UnicodeError) as error:
             connection.close()
             reason = "" if isinstance(error, ConnectionRefusedError) else f" ({error})"

@@ -172,7 +172,11 @@ def offered_model(*, ask: bool, private: bool = False, quiet: bool = False) -> s
         if memory.fits(model) and _is_here(model):
             note(f"running {model.label}, which is on this machine")
             return model.name
-    raise CommandError("no model to run; name one, as in `helexa run helexa/small`", USAGE)
+    raise CommandError(
+        "no model to run: no download was started, and no suggested model that fits is on this machine; name a model, "
+        "as in `helexa run helexa/small`",
+        USAGE,
+    )
 
 
 def _loaded_model() -> tuple[str, str] | None:

@@ -64,7 +64,7 @@ def writing_to(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space there" if is_full else "make it writable"
+        hint = "free some space on the disk of this folder" if is_full else "make this folder writable"
         raise CommandError(
             f"cannot write to {folder}: {error.strerror}; {hint}, or set XDG_STATE_HOME to another folder"
         ) from None

@@ -78,7 +78,7 @@ def test_missing_extra_message_has_the_install_command_of_uv_tool_or_pipx(tmp_pa
 
 
 @pytest.mark.parametrize("command", ["helexa list", "helexa completion bash", "helexa --help", "helexa.cortex --help"])
-def test_command_that_needs_no_extra_exits_with_code_0_in_a_bare_install(run, command):
+def test_command_without_optional_dependencies_works_in_a_bare_install(run, command):
     result = run(*command.split())
     assert result.returncode == 0, result.stderr
 

@@ -36,7 +36,7 @@ def test_load_error_for_a_model_that_no_node_has_names_the_download_command(hele
 
 
 def test_failed_load_is_reported_in_one_line(helexa, gateway):
-    reason = "no node has enough memory for model 'org/a': it needs 61.5 GB; a has 11.0 GB free"
+    reason = "no node has enough memory for model 'org/a': the model needs 61.5 GB; a has 11.0 GB free"
     gateway.model_answers["/api/models/load"] = (503, {"Retry-After": "30"}, {"error": {"message": reason}})
     result = helexa("load", "org/a", "--url", gateway.url)
     assert (result.returncode, result.stderr) == (1, f"helexa: {reason} (try again in 30 s)\n")

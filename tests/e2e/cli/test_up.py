@@ -133,7 +133,7 @@ def test_up_explains_that_its_state_folder_cannot_be_written(helexa, ports, tmp_
     result = helexa("up", *ports, XDG_STATE_HOME=str(tmp_path / "file"))
     assert result.returncode == 1
     assert result.stderr == (
-        f"helexa: cannot write to {tmp_path}/file/helexa: Not a directory; make it writable, "
+        f"helexa: cannot write to {tmp_path}/file/helexa: Not a directory; make this folder writable, "
         "or set XDG_STATE_HOME to another folder\n"
     )
 
@@ -191,7 +191,10 @@ def test_two_models_with_equal_names_are_a_usage_error(helexa, ports, tmp_path):
         file.touch()
     result = helexa("up", *ports, "--model", str(files[0]), "--model", str(files[1]))
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "helexa: two models would have the id 'tiny'; start one of them, or rename its file\n"
+    assert (
+        result.stderr
+        == "helexa: two models would have the id 'tiny'; start only one of them, or rename the file of one\n"
+    )
 
 
 def test_generated_configuration_escapes_quotes_and_backslashes_in_model_names(tmp_path):

@@ -57,7 +57,7 @@ def test_streamed_chat_text_equals_the_text_without_streaming(client: openai.Ope
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-async def test_async_client_streams_the_text_of_the_non_streaming_answer(stack: Stack, greedy: str):
+async def test_async_client_streams_the_same_text(stack: Stack, greedy: str):
     async with stack.async_client() as client:
         stream = await client.chat.completions.create(
             model="small", messages=FRANCE, temperature=0, max_tokens=24, stream=True

@@ -159,9 +159,7 @@ def test_usage_page_exports_the_charges_of_the_account_as_csv(sign_in: SignIn, t
     assert {row["account_id"] for row in rows} == {"alice"} and int(rows[0]["charged"]) > 0
 
 
-def test_python_code_copied_from_the_connect_page_gets_an_answer_from_the_gateway(
-    sign_in: SignIn, stack: Stack
-) -> None:
+def test_client_settings_copied_from_the_connect_page_work(sign_in: SignIn, stack: Stack) -> None:
     page = sign_in(ALICE, "connect")
     page.get_by_label("Model", exact=True).select_option(MODEL)
     page.get_by_role("button", name="OpenAI SDK").click()

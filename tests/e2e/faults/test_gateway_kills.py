@@ -163,7 +163,7 @@ async def spent(database: Database) -> int:
 
 
 @pytest.mark.parametrize("gateways", [pytest.param(1, marks=pytest.mark.nightly), 3])
-async def test_each_answered_request_is_charged_once_by_its_tokens_although_gateways_are_killed(
+async def test_ledger_charges_each_request_exactly_after_gateways_were_killed(
     gateways: int, tmp_path: Path, postgres: Postgres
 ) -> None:
     chance, counting = random.Random(7), Counting(8)

@@ -94,7 +94,7 @@ def test_slow_build_is_measured_again_and_reported_as_a_regression_once(database
     assert [alert.build for alert in bench.monitor.review().improved] == ["build8"]
 
 
-def test_possible_slowdown_is_not_reported_as_a_regression_if_further_samples_are_normal(database):
+def test_suspected_slowdown_is_dismissed_if_new_samples_are_normal(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.0109)
@@ -107,7 +107,7 @@ def test_possible_slowdown_is_not_reported_as_a_regression_if_further_samples_ar
     assert bench.monitor.wanted(bench.configuration(4)) == SAMPLES
 
 
-def test_slowdown_that_awaits_confirmation_is_confirmed_after_a_restart_of_the_daemon(database):
+def test_suspected_slowdown_survives_a_restart_of_the_daemon(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.012)
@@ -120,7 +120,7 @@ def test_slowdown_that_awaits_confirmation_is_confirmed_after_a_restart_of_the_d
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000, -3_600_000])
 @pytest.mark.parametrize("then_ms", [0, 3_600_000, -3_600_000])
-def test_possible_slowdown_is_dismissed_by_normal_samples_although_the_wall_clock_jumps(database, ahead_ms, then_ms):
+def test_jump_of_the_wall_clock_does_not_change_the_verdict_on_a_suspected_slowdown(database, ahead_ms, then_ms):
     """A suspicion is confirmed by samples recorded after it, whatever their wall-clock times are."""
     bench = Bench(*database)
     bench.calendar_ms = -86_400_000
@@ -136,7 +136,7 @@ def test_possible_slowdown_is_dismissed_by_normal_samples_although_the_wall_cloc
 
 
 @pytest.mark.parametrize(("samples", "warned"), [(SAMPLES - 1, True), (SAMPLES, False)])
-def test_configuring_fewer_samples_than_a_verdict_needs_logs_a_warning(database, caplog, samples, warned):
+def test_setting_samples_below_the_minimum_for_a_verdict_logs_a_warning(database, caplog, samples, warned):
     AlertMonitor(AlertsSection(), *database, samples)
     assert ("a comparison needs 5 samples of each build" in caplog.text) == warned
 

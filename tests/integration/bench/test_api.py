@@ -102,7 +102,7 @@ def test_export_of_runs_contains_every_run_once(site):
         ("compare?a=nosuch&b=@beast", 404, "no build is called 'nosuch'"),
         ("compare?a=@nowhere&b=@beast", 404, "nothing was measured of '@nowhere'"),
         ("run?id=999999999", 404, "there is no run 999999999"),
-        (f"runs?model={'x' * 400}", 400, "at most 300 characters"),
+        (f"runs?model={'x' * 400}", 400, "at most 300, and no NUL"),
         ("nothing", 404, "Not Found"),
     ],
 )
@@ -116,7 +116,8 @@ def test_invalid_request_gets_a_one_line_error(site, path, status, message):
 def test_server_opens_a_database_that_is_created_after_its_start(tmp_path, serving):
     path = tmp_path / "later.sqlite"
     with serving(path) as url:
-        assert error_response(f"{url}/api/health") == (503, "nothing has been measured yet; run `helexa-bench once`\n")
+        message = f"nothing has been measured yet: {path} does not exist; run `helexa-bench once`\n"
+        assert error_response(f"{url}/api/health") == (503, message)
         Store(path).close()
         assert json.loads(get(f"{url}/api/health")[1]) == {"status": "ok", "run_count": 0}
         assert b"Nothing has been measured yet" in get(f"{url}/")[1]

@@ -42,7 +42,7 @@ def record_and_measures(*steps: Step, **options: Any) -> tuple[RequestRecord, Re
     return record, measure(record)
 
 
-def test_measured_times_and_rates_of_a_chat_stream_equal_those_of_the_scripted_server() -> None:
+def test_measured_times_and_rates_of_a_chat_stream_are_exact() -> None:
     _, measures = record_and_measures(
         Step(0, [ROLE]),
         Step(0.8, [delta_chunk("a")]),
@@ -220,7 +220,7 @@ def test_without_usage_each_chunk_counts_as_one_token_and_the_count_is_marked_as
     assert (measures.completion_tokens, measures.estimated, measures.prefill_tps) == (2, True, None)
 
 
-def test_measured_times_and_rates_of_a_messages_stream_equal_those_of_the_scripted_server() -> None:
+def test_measured_times_and_rates_of_a_messages_stream_are_exact() -> None:
     def delta(index: int, **body: Any) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": index, "delta": body}
 
@@ -283,7 +283,7 @@ def test_failed_connection_is_recorded_as_an_error() -> None:
     assert run(ask()).status == "error"
 
 
-def test_throughput_and_goodput_of_a_load_with_failed_requests_equal_values_computed_by_hand() -> None:
+def test_throughput_and_goodput_of_a_load_with_failed_requests_are_exact() -> None:
     """Ten requests a second apart: six within the objectives, two too slow, one rejected, one failed."""
     scripts = [
         *[streamed_script(0.5, 11, 0.05)] * 6,

@@ -68,7 +68,7 @@ def test_each_turn_of_an_agent_sends_the_previous_messages_and_a_new_tool_result
     )
 
 
-def test_seed_determines_messages_and_send_times_and_a_new_salt_changes_only_the_first_word() -> None:
+def test_seed_determines_messages_and_send_times_and_salt_the_first_word() -> None:
     def messages_and_times(seed: int, salt: str) -> tuple[list[Any], list[float]]:
         node = ScriptedNode(turn_script)
         outcome_of(node, TALK, seed, salt)
@@ -181,7 +181,7 @@ def test_cancel_scenario_reports_a_request_that_is_not_released(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        (streamed_script(0.1, 2, 0), "the answer ended within 3 chunks; raise max_tokens"),
+        (streamed_script(0.1, 2, 0), "the answer ended within 3 chunks; raise the scenario's max_tokens"),
         (FULL, "rejected: HTTP 429: no room"),
     ],
 )

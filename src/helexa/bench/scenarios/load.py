@@ -234,5 +234,5 @@ def load_failure(records: Sequence[RequestRecord]) -> str | None:
     if not any(record.status == "ok" for record in records):
         return first_failure(records)
     if len(failed) > MOST_FAILURES * len(records):
-        return f"{len(failed)} of {len(records)} requests failed; the first: {first_failure(failed)}"
+        return f"{len(failed)} of {len(records)} requests failed; the first error is {first_failure(failed)}"
     return None

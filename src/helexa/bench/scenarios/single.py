@@ -113,7 +113,7 @@ class Cancel(Scenario):
         """Send a request, disconnect, and measure the time until the server releases it."""
         control, name = subject.control, subject.model.name
         if control is None:
-            return Outcome(error="the server does not report its requests in flight")
+            return Outcome(error="the server does not report its requests in flight; measure a target of kind 'neuron'")
         before = await control.in_flight(name)
         if before:
             return Outcome(error=f"{before} requests of other clients are in flight; measure when the server is idle")
@@ -122,7 +122,7 @@ class Cancel(Scenario):
         record = await subject.client.ask(question, cancel_after=_CHUNKS)
         if record.status != "cancelled":
             complete = record.status == "ok"
-            error = f"the answer ended within {_CHUNKS} chunks; raise max_tokens"
+            error = f"the answer ended within {_CHUNKS} chunks; raise the scenario's max_tokens"
             return Outcome([record], error=error if complete else first_failure([record]))
         now = subject.clock.now
         while await control.in_flight(name):
@@ -163,7 +163,7 @@ class Swap(Scenario):
         """Unload the model, load it as before, and send a request."""
         control, now = subject.control, subject.clock.now
         if control is None:
-            return Outcome(error="the server has no API to load models")
+            return Outcome(error="the server has no API to load models; measure a target of kind 'neuron'")
         start = now()
         await control.unload(subject.model.name)
         unloaded = now()

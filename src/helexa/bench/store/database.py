@@ -81,7 +81,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_SECS, isolation_level=None)
     except (OSError, sqlite3.Error) as error:
         advice = f"check the permissions of {path.parent}, or set another bench.db_path"
-        raise StoreError(f"cannot open {path}: {_reason(error)}; {advice}") from error
+        raise StoreError(f"cannot open the database {path}: {_reason(error)}; {advice}") from error
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # a crash must not lose a sample, which may have taken minutes
@@ -90,7 +90,9 @@ def open_writer(path: Path) -> sqlite3.Connection:
     except BaseException as error:
         connection.close()
         if isinstance(error, sqlite3.Error):
-            raise StoreError(f"cannot open {path}: {error}; repair the file, or set another bench.db_path") from error
+            raise StoreError(
+                f"cannot open the database {path}: {error}; repair the file, or set another bench.db_path"
+            ) from error
         raise
     connection.row_factory = sqlite3.Row
     return connection
@@ -108,7 +110,9 @@ def measuring(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("ab")
     except OSError as error:
-        raise StoreError(f"cannot open {lock}: {error.strerror}; check the permissions of {lock.parent}") from error
+        raise StoreError(
+            f"cannot open the lock file {lock}: {error.strerror}; check the permissions of {lock.parent}"
+        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,12 +142,14 @@ def _open_reader(path: Path) -> sqlite3.Connection:
             check_same_thread=False,
         )
     except sqlite3.Error as error:
-        raise StoreError(f"cannot open {path}: {error}; run `helexa-bench once` first") from error
+        raise StoreError(f"cannot open the database {path}: {error}; run `helexa-bench once` first") from error
     try:
         version = _version(connection)
     except sqlite3.Error as error:
         connection.close()
-        raise StoreError(f"cannot read {path}: {error}; repair the file, or set another bench.db_path") from error
+        raise StoreError(
+            f"cannot read the database {path}: {error}; repair the file, or set another bench.db_path"
+        ) from error
     if version != SCHEMA_VERSION:
         connection.close()
         raise _wrong_version(path, version)

@@ -73,5 +73,5 @@ def _clear(entries: list[SavedFiles], names: Iterable[str]) -> None:
     try:
         deleted = delete_saved(entries)
     except OSError as error:
-        raise CommandError(f"saved files cannot be deleted: {error}; check the permissions of this path") from None
+        raise CommandError(f"saved prompts cannot be deleted: {error}; make the folder of this file writable") from None
     note(f"deleted {file_size_text(deleted)} of saved files")

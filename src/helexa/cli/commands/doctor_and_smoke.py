@@ -72,7 +72,9 @@ def smoke(
         as_json: Print the results as JSON for programs.
     """
     if expect_sha is not None and len(expect_sha) < _SHORTEST_SHA:
-        raise CommandError(f"--expect-sha needs at least {_SHORTEST_SHA} digits of the commit; give more", USAGE)
+        raise CommandError(
+            f"--expect-sha {expect_sha} is too short; give at least {_SHORTEST_SHA} digits of the commit", USAGE
+        )
     server = Gateway.from_environment(url)
     deadline = time.monotonic() + timeout
     checks: list[Check] = []
@@ -142,7 +144,7 @@ def _build(server: Gateway, expected: str) -> Check:
     try:
         facts = server.get("/version")
     except CommandError as error:
-        return Check("build", False, f"the commit is unknown: {error}")
+        return Check("build", False, f"the commit of {server.url} is unknown: {error}")
     facts = facts if isinstance(facts, dict) else {}
     sha = str(facts.get("git_sha_long") or "unknown")
     dirty = " with uncommitted changes" if facts.get("git_dirty") else ""
@@ -218,7 +220,7 @@ def _answer(server: Gateway, wanted: str | None, deadline: float) -> Check:
     except CommandError as error:
         return Check("answer", False, f"{model}: {error}")
     except (KeyError, IndexError, TypeError):
-        return Check("answer", False, f"{model}: the response is no chat completion; check the URL")
+        return Check("answer", False, f"{model}: {server.url} did not answer with a chat completion; check the URL")
     seconds = time.monotonic() - started
     shown = " ".join(text.split())[:80]
     if _ANSWER not in text.lower():

@@ -243,7 +243,7 @@ def _schema(text: str | None) -> dict[str, Any] | None:
         return None
     where = "--schema"
     if not text.lstrip().startswith("{"):
-        where = text
+        where = f"--schema {text}"
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -253,8 +253,8 @@ def _schema(text: str | None) -> dict[str, Any] | None:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CommandError(
-            f"{where}: is not valid JSON: {error}; give a JSON Schema or a file with one", USAGE
+            f"{where} is not valid JSON: {error}; give a JSON Schema or a file with one", USAGE
         ) from None
     if not isinstance(schema, dict):
-        raise CommandError(f"{where}: is not a JSON object; a schema begins with {{", USAGE)
+        raise CommandError(f"{where} is not a JSON object; a schema begins with {{", USAGE)
     return schema

@@ -28,7 +28,7 @@ def logs(
         server: Log to print: node or gateway. Default: both, with the name of the server before each line.
         follow: Print new lines until Ctrl-C.
         lines: Number of lines of each log.
-        port: Port of the gateway, if several `helexa up` run; else the one whose log changed last.
+        port: Port of the gateway whose logs to print. Default: the `helexa up` whose log changed last.
     """
     folder = newest_folder(port)
     servers = LOGS if server is None else {server: LOGS[server]}

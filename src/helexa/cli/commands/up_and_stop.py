@@ -108,7 +108,9 @@ def up(
         local_models = (local_models[0].served_as(served_as),)
     ids = [one.id for one in local_models]
     if twin := next((name for name in ids if ids.count(name) > 1), None):
-        raise CommandError(f"two models would have the id '{twin}'; start one of them, or rename its file", USAGE)
+        raise CommandError(
+            f"two models would have the id '{twin}'; start only one of them, or rename the file of one", USAGE
+        )
     key = configured_key(api_key, api_key_file, os.environ)
     if insecure and key is not None:
         raise CommandError(
