@@ -79,7 +79,9 @@ def _configure_log() -> None:
     """
     level = os.environ.get("HELEXA_ACP_LOG", "INFO").upper()
     if level not in logging.getLevelNamesMapping():
-        raise ValueError(f"HELEXA_ACP_LOG is {level!r}, expected one of {', '.join(logging.getLevelNamesMapping())}")
+        raise ValueError(
+            f"HELEXA_ACP_LOG is {level!r}, not a log level; set one of {', '.join(logging.getLevelNamesMapping())}"
+        )
     path = os.environ.get("HELEXA_ACP_LOG_FILE")
     handler = logging.FileHandler(Path(path).expanduser(), delay=False) if path else logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

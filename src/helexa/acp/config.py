@@ -126,7 +126,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; make the file readable for this user") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8; save the file as UTF-8") from None
+        raise ConfigError(f"{path}: the file is not UTF-8 text; save the file as UTF-8") from None
     return parse(text, str(path), environ)
 
 
@@ -151,9 +151,9 @@ def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {str(error).replace('$.', '')}; correct the value") from None
     if file.max_rounds < 1:
-        raise ConfigError(f"{origin}: max_rounds is {file.max_rounds}; it must be at least 1")
+        raise ConfigError(f"{origin}: max_rounds is {file.max_rounds}; set at least 1")
     if not file.endpoints:
-        raise ConfigError(f"{origin}: no [[endpoints]]; add one with a name and a base_url")
+        raise ConfigError(f"{origin}: no [[endpoints]] are configured; add one with a name and a base_url")
     endpoints: dict[str, Endpoint] = {}
     skipped: dict[str, str] = {}
     for table in file.endpoints:
@@ -222,11 +222,11 @@ def _endpoint(table: _EndpointTable, origin: str, environ: Mapping[str, str]) ->
     """
     where = f"{origin}: endpoint '{table.name}'"
     if not table.name.strip() or ":" in table.name:
-        raise ConfigError(f"{where}: a name must not be empty and must not contain ':'; rename it")
+        raise ConfigError(f"{where}: a name must not be empty and must not contain ':'; rename the endpoint")
     for key in ("max_tokens", "context_window"):
         value = getattr(table, key)
         if value is not None and value < 1:
-            raise ConfigError(f"{where}: {key} is {value}; it must be at least 1")
+            raise ConfigError(f"{where}: {key} is {value}; set at least 1")
     key = table.api_key
     if not key and table.api_key_env:
         key = environ.get(table.api_key_env)

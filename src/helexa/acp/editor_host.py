@@ -148,7 +148,10 @@ class ClientHost:
             await self._request("terminal/release", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except HostError as error:
             _LOG.warning(
-                "terminal not released session=%s terminal=%s error=%r", self._session_id, terminal_id, str(error)
+                "terminal not released session=%s terminal=%s error=%r; the editor may keep the terminal",
+                self._session_id,
+                terminal_id,
+                str(error),
             )
 
     async def _release_created(self, request: asyncio.Future[dict[str, Any]]) -> None:

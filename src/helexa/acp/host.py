@@ -300,12 +300,14 @@ def _read_bytes(path: Path) -> bytes:
 def _read(path: Path, line: int | None, limit: int | None) -> str:
     data = _read_bytes(path)
     if b"\0" in data:
-        raise HostError(f"{path} is not text: it has NUL bytes; read it with a shell command such as `od -c`")
+        raise HostError(
+            f"{path} is not text, because the file has NUL bytes; read the file with a shell command such as `od -c`"
+        )
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise HostError(
-            f"{path} is not UTF-8 text: the byte at offset {error.start} is invalid; read it with a shell command such "
+            f"{path} is not UTF-8 text: the byte at offset {error.start} is invalid; read the file with a command such "
             "as `iconv` or `od -c`"
         ) from error
     if line is None and limit is None:

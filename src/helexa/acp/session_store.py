@@ -126,7 +126,8 @@ class SessionLog:
         except OSError as error:
             folder = self._path.parent
             raise StoreError(
-                f"sessions cannot be saved in {folder}: {error.strerror}; make it writable, or set XDG_DATA_HOME"
+                f"sessions cannot be saved in {folder}: {error.strerror}; make this folder writable, "
+                "or set XDG_DATA_HOME"
             ) from None
         self._write((head,), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         folder = os.open(self._path.parent, os.O_RDONLY)

@@ -49,7 +49,7 @@ async def test_stdout_of_the_agent_has_only_json_rpc_and_invalid_lines_get_error
     assert [step for line in lines for step in steps if step in line] == list(steps)
 
 
-async def test_agent_with_the_release_candidate_of_the_acp_sdk_completes_and_cancels_prompts(tmp_path: Path):
+async def test_agent_completes_and_cancels_prompts_of_a_client_with_the_next_sdk(tmp_path: Path):
     wheel = packages.wheel(CANDIDATE, CANDIDATE_SHA256)
     async with _script() as endpoint, agent_process(tmp_path, sdk=wheel, **endpoint_environment(endpoint.url)) as agent:
         await _converse(agent, tmp_path)

@@ -17,7 +17,7 @@ from helexa.acp.host import Client
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.editor_requests_and_permissions import Permissions
 from helexa.acp.tools.excerpt import title
-from helexa.acp.tools.permission_rules import Scope
+from helexa.acp.tools.permission import Scope
 from scripted.endpoint import ScriptedEndpoint
 from scripted.received_request import ReceivedRequest
 from scripted.script_steps import Call, Reject, Say
@@ -258,9 +258,7 @@ async def test_slash_permissions_lists_and_revokes_permissions(tmp_path: Path, w
         assert "not always allowed or rejected anything" in await shown("/permissions")
 
 
-async def test_always_allow_for_a_command_not_known_to_be_read_only_holds_only_for_the_session(
-    tmp_path: Path, work: Path
-):
+async def test_answer_always_allow_for_an_unvetted_command_holds_only_for_the_session(tmp_path: Path, work: Path):
     check = Say(calls=(Call("bash", {"command": CHECK}),))
     always = {"session/request_permission": lambda params: allow(params, "allow_always")}
     editor, _, _ = await _run_turn(ScriptedEndpoint(check, check, Say("Done.")), tmp_path, work, **always)
@@ -275,9 +273,7 @@ async def test_always_allow_for_a_command_not_known_to_be_read_only_holds_only_f
     assert len(editor.requests("session/request_permission")) == 1
 
 
-async def test_always_allow_for_a_command_known_to_be_read_only_can_be_saved_for_the_project(
-    tmp_path: Path, work: Path
-):
+async def test_answer_always_allow_for_a_vetted_command_can_be_saved_for_the_project(tmp_path: Path, work: Path):
     always = _choose("Always allow `ls` that only reads, in this project")
     list_all, list_one = (Say(calls=(Call("bash", {"command": line}),)) for line in ("ls -a", "ls names.py"))
     editor, _, _ = await _run_turn(ScriptedEndpoint(list_all, list_one, Say("Done.")), tmp_path, work, **always)

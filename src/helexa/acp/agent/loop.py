@@ -38,7 +38,12 @@ async def run_turn(turn: Turn) -> StopReason:
             provider = await turn.models.provider(turn.choices.model)
             await _request_answer(turn, builder, current, provider)
         except ProviderError as error:
-            logger.warning("turn failed model=%s kind=%s error=%r", turn.choices.model, error.kind, error.message)
+            logger.warning(
+                "turn failed model=%s kind=%s error=%r; the editor shows this error",
+                turn.choices.model,
+                error.kind,
+                error.message,
+            )
             await current.commit_partial()
             raise
         except asyncio.CancelledError:

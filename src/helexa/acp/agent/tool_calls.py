@@ -25,7 +25,7 @@ from helexa.acp.conversation_and_events import (
 from helexa.acp.host import ToolError
 from helexa.acp.providers.tool_call_repair import MalformedCall, repair
 from helexa.acp.tools.excerpt import ends, title
-from helexa.acp.tools.permission_rules import Allowed, AskUser, Denied, PermissionRequest, rule
+from helexa.acp.tools.permission import Allowed, AskUser, Denied, PermissionRequest, rule
 from helexa.acp.tools.tool_and_effects import Reads, Tool, ToolOutcome
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,11 @@ class ToolCallRunner:
         except ToolError as error:
             outcome = ToolOutcome(f"ERROR: {error}", failed=True)
         except Exception as error:
-            logger.exception("tool failed tool=%s call=%s", call.message.name, call.message.id)
+            logger.exception(
+                "tool failed with an internal error tool=%s call=%s; the model gets this error",
+                call.message.name,
+                call.message.id,
+            )
             outcome = ToolOutcome(f"ERROR: the tool itself failed: {type(error).__name__}: {error}", failed=True)
         await self._end(call, outcome)
 

@@ -46,7 +46,9 @@ def initialize_result(params: dict[str, Any]) -> dict[str, Any]:
     """
     version_number = params.get("protocolVersion")
     if isinstance(version_number, bool) or not isinstance(version_number, int):
-        raise invalid_params(f"protocolVersion must be an integer such as {PROTOCOL_VERSION}")
+        raise invalid_params(
+            f"protocolVersion is {str(version_number)[:100]!r}, but must be an integer such as {PROTOCOL_VERSION}"
+        )
     return {
         "protocolVersion": PROTOCOL_VERSION,
         "agentInfo": {"name": "helexa-acp", "title": "helexa", "version": agent_version()},

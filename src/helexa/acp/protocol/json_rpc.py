@@ -30,7 +30,7 @@ class RpcError(Exception):
 
 def parse_error() -> RpcError:
     """Return the JSON-RPC error for a line that is not JSON."""
-    return RpcError(-32700, "Parse error: each line must be one JSON-RPC message")
+    return RpcError(-32700, "Parse error: a line is not JSON; send one JSON-RPC message in each line")
 
 
 def invalid_request(why: str) -> RpcError:
@@ -241,9 +241,9 @@ class ValidatingTransport:
         if method is None and ("result" in message or "error" in message):
             return message if _is_response(message) else None
         if not isinstance(method, str):
-            raise invalid_request("'method' must be a string")
+            raise invalid_request("'method' must be a string; name the method to call")
         if not isinstance(message.get("params", {}), dict | None):
-            raise invalid_request("'params' must be an object")
+            raise invalid_request("'params' must be a JSON object")
         _request.set(None)
         if "id" not in message:
             if method != CANCEL_METHOD:

@@ -195,7 +195,9 @@ class Agent:
     def _log_failure(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("background task failed error=%r", f"{type(error).__name__}: {error}")
+            logger.warning(
+                "background task failed error=%r; the session stays usable", f"{type(error).__name__}: {error}"
+            )
 
     async def _wait_for_models(self) -> None:
         if self._models_task.done() and time.monotonic() > self._models_read_at + MODELS_MAX_AGE_S:

@@ -92,7 +92,9 @@ class Server:
         try:
             self._configured()
         except RpcError as error:
-            logger.error("prompts cannot be answered error=%r", error.message)
+            logger.error(
+                "prompts cannot be answered error=%r; the next request reads the configuration again", error.message
+            )
         await self._connection.main_loop()
 
     async def close(self) -> None:
@@ -111,7 +113,9 @@ class Server:
                 return None
             raise RequestError(error.code, error.message, error.data) from None
         except Exception:
-            logger.exception("request failed method=%r", method[:100])
+            logger.exception(
+                "request failed with an internal error method=%r; the editor got an error response", method[:100]
+            )
             error = internal_error(f"Internal error in {method[:100]}; see the log of helexa-acp")
             raise RequestError(error.code, error.message) from None
 

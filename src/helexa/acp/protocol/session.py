@@ -217,7 +217,11 @@ class Session:
             case ProviderError() as error:
                 raise RpcError(INTERNAL_ERROR, error.message, {"kind": error.kind})
             case error:
-                logger.error("turn failed session=%s", self.id, exc_info=error)
+                logger.error(
+                    "turn failed with an internal error session=%s; the user can send the prompt again",
+                    self.id,
+                    exc_info=error,
+                )
                 raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
@@ -256,7 +260,10 @@ class Session:
         turn.cancel()
         _, running = await asyncio.wait({turn}, timeout=CANCEL_TIMEOUT_S)
         if running and abandoned is not None and not abandoned.done():
-            logger.error("turn abandoned session=%s; it did not end after its cancellation", self.id)
+            logger.error(
+                "turn not ended after its cancellation session=%s waited_secs=%g; the session waits no longer",
+                *(self.id, CANCEL_TIMEOUT_S),
+            )
             abandoned.set_result(None)
             self._turn = None
 

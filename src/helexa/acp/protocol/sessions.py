@@ -101,7 +101,9 @@ class Sessions:
             raise internal_error(f"the session {id} cannot be read: {error}; start a new session") from None
         if saved.unreadable_lines:
             logger.warning(
-                "unreadable lines in the session log session=%s lines=%d; they were skipped", id, saved.unreadable_lines
+                "unreadable lines in the session log session=%s lines=%d; these lines were skipped",
+                id,
+                saved.unreadable_lines,
             )
         choices, assumed = self._choices(saved)
         session = await self._add(saved, session_log, choices, folders, servers)

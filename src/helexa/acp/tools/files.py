@@ -41,7 +41,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
         ToolError: `old` does not occur or occurs several times. The message helps the model to correct the call.
     """
     if not old:
-        raise ToolError("old_text is empty; write_file creates a new file")
+        raise ToolError("old_text is empty; give the text to replace, or create a new file with write_file")
     if "\r\n" in text and "\r\n" not in old:
         old, new = old.replace("\n", "\r\n"), new.replace("\r\n", "\n").replace("\n", "\r\n")
     if old == new:
@@ -190,10 +190,12 @@ async def _image(target: ResolvedPath, context: ToolContext) -> ToolOutcome:
     data = await context.host.read_bytes(target.real)
     name = context.boundary.brief(target.path)
     if len(data) > _MAX_IMAGE_BYTES:
-        raise ToolError(f"{name} has {len(data)} bytes; the limit for images is {_MAX_IMAGE_BYTES}; scale it down")
+        raise ToolError(
+            f"{name} has {len(data)} bytes; the limit for images is {_MAX_IMAGE_BYTES}; scale the image down"
+        )
     kind = _media_type(data)
     if kind is None:
-        raise ToolError(f"{name} is not a PNG, JPEG, GIF or WebP image; look at it with a command")
+        raise ToolError(f"{name} is not a PNG, JPEG, GIF or WebP image; inspect the file with a command")
     image = Image(kind, base64.b64encode(data).decode())
     return ToolOutcome(f"[the image {name}, {len(data)} bytes]", shown=(image,), images=(image,))
 

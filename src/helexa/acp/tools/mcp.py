@@ -109,7 +109,7 @@ class McpConnection:
             async with asyncio.timeout(_START_SECONDS):
                 await opened
         except TimeoutError as error:
-            raise ToolError(f"no connection within {_START_SECONDS:g} s; check the server's command or URL") from error
+            raise ToolError(f"no answer of the server within {_START_SECONDS:g} s; check its command or URL") from error
         finally:
             if self._client is None:
                 await self.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helexa.acp.tools.boundary_and_secrets import ResolvedPath
-from helexa.acp.tools.permission_rules import Allowed, AskUser, Denied, Scope, decide
+from helexa.acp.tools.permission import Allowed, AskUser, Denied, Scope, decide
 from helexa.acp.tools.tool_and_effects import Act, Calls, Fetches, Reads, Runs, Writes
 
 
@@ -90,7 +90,7 @@ def test_answer_always_reject_holds_even_in_bypass_mode() -> None:
     assert isinstance(decide(Runs("git add .", _HOME), "default", remembered.ruling), AskUser)
 
 
-def test_always_allow_for_a_read_only_command_covers_one_line_or_all_its_read_only_uses() -> None:
+def test_always_allow_for_a_vetted_command_covers_its_line_or_all_its_reading_uses() -> None:
     remembered = Remembered()
     line = Runs("git diff --stat", _HOME, "git diff")
     offers = [("exactly `git diff --stat`", False), *(("`git diff` that only reads", saved) for saved in (False, True))]
@@ -103,7 +103,7 @@ def test_always_allow_for_a_read_only_command_covers_one_line_or_all_its_read_on
     assert isinstance(decide(Runs("git log", _HOME, "git log"), "default", remembered.ruling), AskUser)
 
 
-def test_always_allow_for_a_command_not_known_to_be_read_only_covers_only_its_exact_line() -> None:
+def test_always_allow_for_an_unvetted_command_line_covers_only_this_line_and_session() -> None:
     remembered = Remembered()
     assert remembered.always(Runs("make test", _HOME)) == [("exactly `make test`", False)]
     assert isinstance(decide(Runs("make test", _HOME), "default", remembered.ruling), Allowed)

@@ -15,7 +15,7 @@ from helexa.acp.conversation_and_events import Text
 from helexa.acp.tools.bash import Bash
 from helexa.acp.tools.boundary_and_secrets import Boundary, is_secret
 from helexa.acp.tools.files import EditFile
-from helexa.acp.tools.permission_rules import Allowed, AskUser, Scope, rule
+from helexa.acp.tools.permission import Allowed, AskUser, Scope, rule
 from helexa.acp.tools.vetted_commands import HARDENED, vetted_command
 
 SECRETS = [
@@ -112,7 +112,7 @@ async def test_preview_of_an_edit_of_a_secret_file_reveals_nothing_before_permis
     assert isinstance(ruling(workplace, "edit_file", "acceptEdits", **arguments), AskUser)
 
 
-async def test_git_diff_log_and_show_run_by_the_agent_print_no_text_of_secret_files(workplace: Any) -> None:
+async def test_git_commands_that_print_secret_files_are_not_vetted(workplace: Any) -> None:
     folder = workplace.folder
     for path in (*SECRETS, "a.txt"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ async def test_git_diff_log_and_show_run_by_the_agent_print_no_text_of_secret_fi
         assert 1 <= len(shown) <= 2, shown
 
 
-def test_git_show_with_the_object_id_of_a_secret_file_is_not_classified_as_safe(workplace: Any) -> None:
+def test_git_show_of_the_object_id_of_a_secret_file_is_not_vetted(workplace: Any) -> None:
     folder, boundary = workplace.folder, workplace.context.boundary
     (folder / ".env").write_text("TOKEN=hush\n")
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a"]):
@@ -165,7 +165,7 @@ async def test_permission_request_for_an_edit_lists_invisible_characters(workpla
     assert only_diff.new.startswith("\t")
 
 
-def test_file_name_in_upper_or_lower_case_makes_a_file_secret() -> None:
+def test_names_of_secret_files_are_recognized_in_upper_and_lower_case() -> None:
     assert is_secret(Path("a/.SSH/config")) and is_secret(Path(".ENV"))
     assert not is_secret(Path())
 

@@ -12,7 +12,7 @@ from helexa.acp.config import Settings
 from helexa.acp.host import LocalHost
 from helexa.acp.tools.bash import Bash
 from helexa.acp.tools.boundary_and_secrets import Boundary
-from helexa.acp.tools.permission_rules import Allowed, AskUser, Scope, rule
+from helexa.acp.tools.permission import Allowed, AskUser, Scope, rule
 from helexa.acp.tools.tool_and_effects import ToolContext
 from helexa.acp.tools.vetted_commands import vetted_command
 
@@ -293,7 +293,7 @@ def test_always_allow_for_a_harmless_command_does_not_cover_similar_attacks(
         ("git branch", "git branch -a -vv"),
     ],
 )
-def test_always_allow_for_a_read_only_command_covers_its_other_read_only_options(
+def test_always_allow_for_a_vetted_command_covers_its_read_only_options(
     session: Session, granted: str, covered: str
 ) -> None:
     assert not session.is_allowed(covered)
@@ -301,7 +301,7 @@ def test_always_allow_for_a_read_only_command_covers_its_other_read_only_options
     assert session.is_allowed(covered)
 
 
-def test_always_allow_for_git_does_not_cover_a_subfolder_with_a_planted_git_configuration(session: Session) -> None:
+def test_git_command_is_vetted_only_in_the_folder_of_its_repository(session: Session) -> None:
     """A tool could write files that turn a folder into a repository, whose configuration can name programs."""
     session.allow_always("git status")
     assert session.is_allowed("git status")
@@ -311,9 +311,7 @@ def test_always_allow_for_git_does_not_cover_a_subfolder_with_a_planted_git_conf
 
 
 @given(st.text(alphabet="gitcadlsr ./-=~;&|<>()$`'\"\\\n\t#{}*?[!", max_size=24))
-def test_command_line_with_shell_syntax_is_not_classified_as_read_only(
-    tmp_path_factory: pytest.TempPathFactory, tail: str
-) -> None:
+def test_command_line_with_shell_syntax_is_not_vetted(tmp_path_factory: pytest.TempPathFactory, tail: str) -> None:
     folder = tmp_path_factory.getbasetemp()
     name = vetted_command(f"cat {tail}", folder, Boundary(folder))
     assert name in (None, "cat")
@@ -333,7 +331,7 @@ HARMLESS = """[core]
 """
 
 
-def test_always_allow_for_git_status_covers_its_options_in_an_ordinary_repository(session: Session) -> None:
+def test_git_commands_are_vetted_in_an_ordinary_repository(session: Session) -> None:
     (session.context.cwd / ".git/config").write_text(HARMLESS)
     session.allow_always("git status")
     assert session.is_allowed("git status --short")
@@ -362,9 +360,7 @@ def test_always_allow_for_git_status_covers_its_options_in_an_ordinary_repositor
         "\xff",
     ],
 )
-def test_git_status_is_not_classified_as_safe_if_the_git_configuration_may_run_programs(
-    session: Session, setting: str
-) -> None:
+def test_git_commands_are_not_vetted_if_the_git_configuration_may_run_programs(session: Session, setting: str) -> None:
     (session.context.cwd / ".git/config").write_bytes((HARMLESS + setting + "\n").encode("latin-1"))
     assert vetted_command("git status", session.context.cwd, session.context.boundary) is None
 
@@ -375,9 +371,7 @@ def _git(folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "link", "empty", "missing", "submodule"])
-def test_git_status_is_not_classified_as_safe_if_the_git_folder_is_missing_or_elsewhere(
-    session: Session, place: str
-) -> None:
+def test_git_commands_are_not_vetted_if_the_git_folder_is_missing_or_elsewhere(session: Session, place: str) -> None:
     """The agent's tools may write files outside of `.git` without asking, and so a git configuration that is there."""
     work = session.context.cwd
     git = work / ".git"
@@ -398,7 +392,7 @@ def test_git_status_is_not_classified_as_safe_if_the_git_folder_is_missing_or_el
     assert vetted_command("git status", work, session.context.boundary) is None
 
 
-def test_git_status_is_classified_as_safe_in_a_linked_work_tree_unless_hooks_are_configured(session: Session) -> None:
+def test_git_commands_are_vetted_in_a_linked_work_tree(session: Session) -> None:
     work = session.context.cwd
     _git(work, "add", "a.txt")
     _git(work, "commit", "-qm", "a")
@@ -408,7 +402,7 @@ def test_git_status_is_classified_as_safe_in_a_linked_work_tree_unless_hooks_are
     assert vetted_command("git status", work / "other", session.context.boundary) is None
 
 
-async def test_git_command_classified_as_safe_runs_no_hook_and_no_file_system_monitor(
+async def test_vetted_git_command_runs_no_hook_and_no_monitor(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user's own configuration, which applies to all repositories, may name hooks in the work tree."""

@@ -64,7 +64,7 @@ async def test_fetch_tool_returns_a_web_page_as_text(site: str) -> None:
     assert (await web.fetch_page(f"{site}/absent", allowed)).status == 404
 
 
-async def test_long_page_is_truncated_and_an_image_or_endless_redirect_is_a_tool_error(site: str) -> None:
+async def test_fetched_page_is_limited_in_size_type_and_number_of_redirects(site: str) -> None:
     page = await web.fetch_page(f"{site}/endless", allowed)
     assert page.truncated and len(page.text) == 2 << 20
     with pytest.raises(ToolError, match="more than 5 times"):
