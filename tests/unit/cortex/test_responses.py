@@ -21,7 +21,7 @@ REQUEST: dict[str, Any] = {"model": "Org/M", "input": "Hi", "max_output_tokens":
 BROKEN = {
     "type": "error",
     "code": "upstream_connection_error",
-    "message": "the node's response ended before it was complete; try again",
+    "message": "the response of node 'n1' ended before it was complete; try again",
     "param": None,
 }
 

@@ -115,11 +115,11 @@ class Blocks:
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
-            raise malformed("a tool call is not an object")
+            raise malformed("a tool call is not a JSON object")
         name, arguments, call_id = function.get("name"), function.get("arguments"), delta.get("id")
         name, call_id = (value if isinstance(value, str) else "" for value in (name, call_id))
         if len(name) + len(call_id) > MAX_NAME_CHARS:
-            raise malformed("the name of a tool call is too long")
+            raise malformed(f"the name and id of a tool call have more than {MAX_NAME_CHARS} characters")
         block = self._call_block(delta.get("index"), name, call_id)
         block.name, block.id = block.name or name, block.id or call_id
         if isinstance(arguments, dict):
@@ -135,7 +135,7 @@ class Blocks:
             self._count_chars(len(arguments))
             self._add(block, arguments)
         elif arguments.strip():
-            raise malformed("a tool call continued after its end")
+            raise malformed("arguments of a tool call arrived after the end of the call")
 
     def close(self, *, cut_off: bool) -> None:
         """End the open block and send the buffered blocks, at the end of the stream.
@@ -172,7 +172,7 @@ class Blocks:
         if block is not None and not (name and call_id and block.id and call_id != block.id):
             return block
         if len(self._calls) >= MAX_CALLS:
-            raise malformed(f"it has more than {MAX_CALLS} tool calls")
+            raise malformed(f"the response has more than {MAX_CALLS} tool calls")
         # The node gives all tool calls the same index, so the earlier call gets another, unused index.
         if block is not None:
             self._calls[-1 - len(self._calls)] = block
@@ -235,4 +235,4 @@ class Blocks:
     def _count_chars(self, chars: int) -> None:
         self._buffered_chars += chars
         if self._buffered_chars > MAX_BUFFERED_CHARS:
-            raise malformed(f"more than {MAX_BUFFERED_CHARS} characters are buffered behind an incomplete tool call")
+            raise malformed(f"more than {MAX_BUFFERED_CHARS} characters wait for the end of a tool call")

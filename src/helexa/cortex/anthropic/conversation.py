@@ -6,7 +6,7 @@ from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.core.wire.chat_message import is_billing_line
-from helexa.cortex.anthropic.message_and_errors import invalid_anthropic_body, to_json
+from helexa.cortex.anthropic.message_and_errors import invalid_anthropic_body, shown, to_json
 
 MAX_MESSAGES = 100_000  # the limit of Anthropic's own API
 MAX_BLOCKS = 200_000
@@ -42,7 +42,7 @@ def check_bounds(body: Mapping[str, Any]) -> None:
 
 
 def _too_many(field: str, noun: str, limit: int, count: int) -> ApiError:
-    return invalid_anthropic_body(field, f"has {count} {noun}; the limit is {limit}")
+    return invalid_anthropic_body(field, f"has {count} {noun}; the limit is {limit}, so send fewer")
 
 
 # A text part `{"type": "text", "text"}` or an image part `{"type": "image_url", "image_url": {"url"}}`.
@@ -144,14 +144,16 @@ def _image_url(block: Mapping[str, Any], field: str) -> str:
     if kind == "base64":
         media_type = source.get("media_type", "image/png")
         if not isinstance(media_type, str) or not _MEDIA_TYPE.fullmatch(media_type):
-            raise invalid_anthropic_body(f"{field}.media_type", "must be the type of an image, such as image/png")
+            raise invalid_anthropic_body(
+                f"{field}.media_type", f"must be the type of an image, such as image/png, not {shown(media_type)}"
+            )
         return f"data:{media_type};base64,{string(source, 'data', field)}"
     if kind == "url":
         url = string(source, "url", field)
         if not url.lower().startswith(("https://", "http://")):
             raise invalid_anthropic_body(f"{field}.url", "must begin with https:// or http://")
         return url
-    raise invalid_anthropic_body(f"{field}.type", "must be 'base64' or 'url' for images")
+    raise invalid_anthropic_body(f"{field}.type", f"must be 'base64' or 'url' for images, not {shown(kind)}")
 
 
 def _document(block: Mapping[str, Any], field: str) -> list[Part]:
@@ -162,7 +164,9 @@ def _document(block: Mapping[str, Any], field: str) -> list[Part]:
         return [*titles, text_part(string(source, "data", f"{field}.source"))]
     if kind == "content":
         return [*titles, *_all_parts(source.get("content"), f"{field}.source.content")]
-    raise invalid_anthropic_body(f"{field}.source.type", "must be 'text' or 'content' for documents")
+    raise invalid_anthropic_body(
+        f"{field}.source.type", f"must be 'text' or 'content' for documents, not {shown(kind)}"
+    )
 
 
 ChatMessage = dict[str, Any]
@@ -193,7 +197,7 @@ def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
         if role in _SYSTEM_ROLES:
             prompts.append(_system_text(content, f"{field}.content"))
         elif role not in ("user", "assistant"):
-            raise invalid_anthropic_body(f"{field}.role", "must be 'user', 'assistant' or 'system'")
+            raise invalid_anthropic_body(f"{field}.role", f"must be 'user', 'assistant' or 'system', not {shown(role)}")
         # Join the message to the previous turn, as Anthropic's own API does. Many chat templates and servers reject two
         # turns of the same role in a row.
         elif turns and turns[-1][0] == role:
@@ -213,7 +217,9 @@ def _system_text(content: Any, field: str) -> str:
     texts: list[str] = []
     for path, block in blocks(content, field):
         if block["type"] != "text":
-            raise invalid_anthropic_body(path, "must be a text block: a system prompt contains only text")
+            raise invalid_anthropic_body(
+                path, f"must be a text block, not {shown(block['type'])}: a system prompt contains only text"
+            )
         texts.append(string(block, "text", path))
     return "\n".join([text for text in texts if not is_billing_line(text)])
 

@@ -43,6 +43,11 @@ def invalid_anthropic_body(field: str, problem: str) -> ApiError:
     return ApiError(400, "invalid_anthropic_body", f"{field}: {problem}", param=field)
 
 
+def shown(value: object) -> str:
+    """Return a text for error messages: a string in quotes, or the type of `value`."""
+    return repr(value[:_REASON_CHARS]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
+
+
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
     """Return the JSON body of an error response of the Messages API."""
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
@@ -220,7 +225,7 @@ def to_message(
     choice = first_choice(chat)
     message = None if choice is None else choice.get("message")
     if choice is None or not isinstance(message, dict):
-        raise malformed("its first choice has no message")
+        raise malformed("the first choice has no message")
     content = _content(message)
     called = any(block["type"] == "tool_use" for block in content)
     reason, sequence = stop_reason(

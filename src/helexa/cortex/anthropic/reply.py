@@ -131,7 +131,7 @@ class MessageStream(StreamTranslator):
 
     def _end(self) -> None:
         if self._finish_reason is None:
-            raise malformed("it ended without a finish reason")
+            raise malformed("the answer ended without a finish reason")
         self._begin()
         self._blocks.close(cut_off=self._finish_reason == "length")
         reason, sequence = stop_reason(

@@ -9,7 +9,7 @@ import orjson
 from helexa.core.errors import ApiError, missing_model
 from helexa.core.image_file import image_tokens
 from helexa.cortex.anthropic.conversation import chat_messages, check_bounds, string
-from helexa.cortex.anthropic.message_and_errors import invalid_anthropic_body, read_object, to_json
+from helexa.cortex.anthropic.message_and_errors import invalid_anthropic_body, read_object, shown, to_json
 from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -45,16 +45,20 @@ def _chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any
     if kind == "tool":
         name = string(choice, "name", "tool_choice")
         if all(tool["function"].get("name") != name for tool in tools):
-            raise invalid_anthropic_body("tool_choice.name", "must be the name of a tool in 'tools'")
+            raise invalid_anthropic_body(
+                "tool_choice.name", f"must be the name of a tool in 'tools', not {shown(name)}"
+            )
         tool_choice: Any = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in _CHOICES:
         tool_choice = _CHOICES[kind]
     else:
-        raise invalid_anthropic_body("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
+        raise invalid_anthropic_body("tool_choice.type", f"must be 'auto', 'any', 'tool' or 'none', not {shown(kind)}")
     # Servers reject a tool choice without tools, so it is left out.
     if not tools:
         if kind == "any":
-            raise invalid_anthropic_body("tool_choice", "requires a tool, but 'tools' is empty")
+            raise invalid_anthropic_body(
+                "tool_choice", "requires a tool, but 'tools' is empty; send a tool, or the type 'auto'"
+            )
         return {}
     fields = {"tool_choice": tool_choice}
     return fields | {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") is True else fields
@@ -184,14 +188,18 @@ def _check_thread(thread: Any) -> None:
     # The gateway stores no conversations. The tool runners of Anthropic's libraries react to this error and send the
     # whole conversation.
     if kind == "continue":
-        raise ApiError(404, "thread_not_found", "thread: conversations are not stored; send all messages again")
+        raise ApiError(
+            404,
+            "thread_not_found",
+            "thread: this gateway stores no conversations; send all messages of the conversation",
+        )
     if thread is not None and kind != "create":
-        raise invalid_anthropic_body("thread.type", "must be 'create' or 'continue'")
+        raise invalid_anthropic_body("thread.type", f"must be 'create' or 'continue', not {shown(kind)}")
 
 
 def _max_tokens(value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise invalid_anthropic_body("max_tokens", "is required: an integer of at least 1")
+        raise invalid_anthropic_body("max_tokens", "is required, and must be an integer of at least 1")
     return value
 
 
@@ -211,7 +219,9 @@ def _thinking(thinking: Any) -> dict[str, Any]:
     if thinking.get("type") == "disabled":
         return {"enable_thinking": False}
     if thinking.get("type") not in ("enabled", "adaptive", "between_tools"):
-        raise invalid_anthropic_body("thinking.type", "must be 'enabled', 'disabled' or 'adaptive'")
+        raise invalid_anthropic_body(
+            "thinking.type", f"must be 'enabled', 'disabled' or 'adaptive', not {shown(thinking.get('type'))}"
+        )
     budget = thinking.get("budget_tokens")
     # With `adaptive`, the model decides how much it thinks, so a budget is ignored. Some versions of Claude Code send
     # `adaptive` with a budget of 0.
@@ -231,7 +241,9 @@ def _effort(body: Mapping[str, Any]) -> str | None:
     if effort is None or (isinstance(thinking, dict) and thinking.get("type") == "disabled"):
         return None
     if not isinstance(effort, str) or effort not in _EFFORTS:
-        raise invalid_anthropic_body("output_config.effort", f"must be one of {', '.join(_EFFORTS)}")
+        raise invalid_anthropic_body(
+            "output_config.effort", f"must be one of {', '.join(_EFFORTS)}, not {shown(effort)}"
+        )
     return _EFFORTS[effort]
 
 

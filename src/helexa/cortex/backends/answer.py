@@ -116,7 +116,7 @@ class BackendAnswer:
                 break
             first = more  # white space at the beginning of an answer has no meaning
         if first.lstrip().startswith(b"<"):
-            raise malformed("it is a web page")
+            raise malformed("the response is a web page")
         # The first bytes decide whether the body is a stream, not its content type.
         if _is_json(first):
             return await self._whole(first)
@@ -134,7 +134,7 @@ class BackendAnswer:
             return convert_completion(body, self._new_choice, chat=self._chat)
         completion, _ = read_completion(body)
         if not self._chat:
-            raise malformed("it is not an event stream, which was requested")
+            raise malformed("the request asked for an event stream, but the response is none")
         return as_stream(converted_completion(completion, self._new_choice, chat=True))
 
     async def _joined(self, stream: BackendStream, first: bytes) -> bytes:
@@ -145,7 +145,7 @@ class BackendAnswer:
             raise stream.failure
         self._ended = True
         if not self._chat:
-            raise malformed("it is an event stream, which was not requested")
+            raise malformed("the response is an event stream, but the request did not ask for one")
         return as_json(joined(_chunks(events)))
 
     async def _rest(self, first: bytes) -> bytes:
@@ -153,7 +153,7 @@ class BackendAnswer:
         while chunk := await self._response.chunk():
             body += chunk
             if len(body) > MAX_WHOLE_BYTES:
-                raise malformed(f"it is larger than {MAX_WHOLE_BYTES} bytes")
+                raise malformed(f"the response is larger than {MAX_WHOLE_BYTES} bytes")
         return bytes(body)
 
     async def _next_events(self, stream: BackendStream) -> bytes:
@@ -266,7 +266,7 @@ class NativeResponses:
                 return with_original_names(lines, self._names)
             self._line += rest
             if len(self._line) > MAX_WHOLE_BYTES:
-                raise malformed(f"it is larger than {MAX_WHOLE_BYTES} bytes")
+                raise malformed(f"the response is larger than {MAX_WHOLE_BYTES} bytes")
         line, self._line = bytes(self._line), bytearray()
         return with_original_names(line, self._names)
 
@@ -277,7 +277,7 @@ class NativeResponses:
         if chunk is None:
             chunk = await self._response.chunk()
         elif not chunk or chunk.lstrip().startswith(b"<"):
-            raise malformed("it is empty" if not chunk else "it is a web page")
+            raise malformed("the response is empty" if not chunk else "the response is a web page")
         if self._streamed and not self._has_last_event:
             error = _ERROR_EVENT.search(chunk)
             if error is not None and (error[0].startswith(b"\n") or self._tail[-1:] in (b"", b"\n")):
@@ -287,7 +287,7 @@ class NativeResponses:
             self._has_last_event = _LAST_EVENT.search(self._tail) is not None
             self._tail = self._tail[-_MAX_MATCH_BYTES:]
             if not chunk and not self._has_last_event:
-                raise malformed("it ended without its last event")
+                raise malformed("the stream ended without its last event")
         return chunk
 
     async def _read_error(self, data: bytes) -> ApiError:
@@ -299,7 +299,7 @@ class NativeResponses:
         except ValueError:
             value = None
         error = error_in(value) if isinstance(value, dict) else None
-        return error or malformed("an event is not JSON")
+        return error or malformed("an error event of the stream is not JSON")
 
     def close(self) -> None:
         """Release the connection to the backend."""

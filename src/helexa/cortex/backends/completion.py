@@ -129,13 +129,13 @@ def read_completion(body: bytes) -> tuple[Json, bytes]:
         ApiError: the answer is an error, or not a JSON object (502).
     """
     if not body.strip():
-        raise malformed("it is empty")
+        raise malformed("the response is empty")
     try:
         completion, strict_body = read_json(body)
     except ValueError:
-        raise malformed("it is not JSON") from None
+        raise malformed("the response is not JSON") from None
     if not isinstance(completion, dict):
-        raise malformed("it is not a JSON object")
+        raise malformed("the response is not a JSON object")
     if (error := error_in(completion)) is not None:
         raise error
     return completion, strict_body
@@ -149,7 +149,7 @@ def converted_completion(completion: Json, new_choice: NewChoice, *, chat: bool)
     """
     choices = completion.get("choices")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
-        raise malformed("it has no choices")
+        raise malformed("the response has no choices")
     convert = _chat_choice if chat else _text_choice
     converted = completion | {"choices": [convert(choice, index, new_choice()) for index, choice in enumerate(choices)]}
     converted.setdefault("id", f"chatcmpl-{secrets.token_hex(12)}")
@@ -167,7 +167,7 @@ def _chat_choice(choice: Json, index: int, state: Choice) -> Json:
     if not isinstance(message, dict):
         text = choice.get("text")
         if not isinstance(text, str):
-            raise malformed("it has no message")
+            raise malformed("a choice has no message")
         message = {"content": text}
     message = {"role": "assistant", "content": None} | {
         name: value for name, value in state.convert(message, whole=True).items() if name != "role"
@@ -222,7 +222,7 @@ def joined(chunks: Iterable[Json]) -> Json:
             _add_delta(choice["message"], part["delta"])
             choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
     if not choices:
-        raise malformed("it has no choices")
+        raise malformed("the response has no choices")
     completion["choices"] = [{"index": index, **choice} for index, choice in sorted(choices.items())]
     return completion
 

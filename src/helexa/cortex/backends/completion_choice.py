@@ -204,7 +204,7 @@ class ToolCalls:
 
     def _begin(self, index: Any, id: str) -> _Call:
         if len(self._calls) >= MAX_CALLS:
-            raise malformed(f"it has more than {MAX_CALLS} tool calls")
+            raise malformed(f"the response has more than {MAX_CALLS} tool calls")
         call = _Call(len(self._calls), id)
         self._calls.append(call)
         if type(index) is int:

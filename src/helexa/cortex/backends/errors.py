@@ -46,7 +46,12 @@ def error_in(value: Mapping[str, Any], *, named: bool = False) -> ApiError | Non
 def failed_answer(reason: Any) -> ApiError:
     """Return the 502 error for a completion whose finish reason means a failure."""
     shown = str(reason)[:_REASON_CHARS]
-    return ApiError(502, "upstream_error", f"the node ended its answer with '{shown}'; try again", type="api_error")
+    return ApiError(
+        502,
+        "upstream_error",
+        f"the node ended its answer with the finish reason '{shown}'; try again",
+        type="api_error",
+    )
 
 
 def _error(error: Any) -> ApiError:
@@ -63,4 +68,4 @@ def _error(error: Any) -> ApiError:
 
 def incomplete() -> ApiError:
     """Return the 502 error for a completion that ended without a finish reason."""
-    return malformed("it ended without a finish reason")
+    return malformed("the answer ended without a finish reason")

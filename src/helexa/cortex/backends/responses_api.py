@@ -262,7 +262,7 @@ class ResponsesAnswer:
     def _count_waiting(self, text: str) -> None:
         self._waiting_chars += len(text)
         if self._waiting_chars > MAX_WAITING_CHARS:
-            raise malformed(f"more than {MAX_WAITING_CHARS} characters wait for an incomplete tool call")
+            raise malformed(f"more than {MAX_WAITING_CHARS} characters wait for the end of a tool call")
 
     def _read_call(self, delta: dict[str, Any]) -> list[Event]:
         function = delta.get("function") or {}
@@ -270,7 +270,7 @@ class ResponsesAnswer:
         events: list[Event] = []
         if call is None and delta["index"] in self._ended_calls:
             if (function.get("arguments") or "").strip():
-                raise malformed("a tool call continues after other output")
+                raise malformed("arguments of a tool call arrived after the end of the call")
             return []
         is_new = call is None
         if call is None:

@@ -73,7 +73,7 @@ class BackendStream:
                 # `_read_line` is a generator. If it raises an error, `out` keeps the events from before the error.
                 out.extend(self._read_line(line))
             if self._lines.partial_bytes + self._data_bytes > MAX_EVENT_BYTES:
-                raise malformed(f"an event is over the limit of {MAX_EVENT_BYTES} bytes")
+                raise malformed(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
         except ApiError as error:
             self.failure, self.ended = error, True
         return b"".join(out)
@@ -101,7 +101,7 @@ class BackendStream:
             self._event = value.strip()
         elif not line:
             if self._data:
-                raise malformed("an event is not JSON")
+                raise malformed("an event of the stream is not JSON")
             self._event = b""
         elif not field and colon:
             yield _KEEP_ALIVE
@@ -122,13 +122,13 @@ class BackendStream:
                 self._data.append(line)
                 self._data_bytes += len(line)
                 if len(self._data) > MAX_LINES:
-                    raise malformed(f"an event has more than {MAX_LINES} lines") from None
+                    raise malformed(f"an event of the stream has more than {MAX_LINES} lines") from None
                 return
         if self._data:
             data = as_json(value)  # the value came in several `data` lines, but the client gets it in one line
         self._data, self._data_bytes = [], 0
         if not isinstance(value, dict):
-            raise malformed("an event is not an object")
+            raise malformed("an event of the stream is not a JSON object")
         if (error := error_in(value, named=self._event == b"error")) is not None:
             raise error
         yield from self._read_chunk(value, data)
@@ -175,7 +175,7 @@ class BackendStream:
     def _choice(self, index: int) -> Choice:
         if index not in self._choices:
             if len(self._choices) >= MAX_CHOICES:
-                raise malformed(f"it has more than {MAX_CHOICES} choices")
+                raise malformed(f"the response has more than {MAX_CHOICES} choices")
             self._choices[index] = self._new_choice()
         return self._choices[index]
 

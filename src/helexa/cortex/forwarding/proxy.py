@@ -18,8 +18,8 @@ from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.headers import forwarded_headers
 from helexa.cortex.forwarding.relay import Settle, SilenceComments, forward_error, read_chunk, relay
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_body_limits_and_parsing import BodyWorkers
-from helexa.cortex.forwarding.retry_rules import (
+from helexa.cortex.forwarding.request_bodies import BodyWorkers
+from helexa.cortex.forwarding.retry import (
     CONTENT_ERRORS,
     NoResponse,
     count_failure,

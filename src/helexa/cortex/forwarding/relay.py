@@ -20,7 +20,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.headers import UNBUFFERED, returned_headers
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.retry_rules import (
+from helexa.cortex.forwarding.retry import (
     BUSY_STATUSES,
     NoResponse,
     count_failure,
@@ -140,14 +140,17 @@ async def read_chunk(fleet: Fleet, node_response: NodeResponse, record: RequestR
         is_silent = isinstance(error, ReadTimeoutError)
         count_failure(fleet, record, silent=is_silent)
         log.warning(
-            "response incomplete node=%s model=%s error=%s", record.node, quoted(record.model), quoted(reason(error))
+            "response incomplete node=%s model=%s error=%s; the request fails",
+            record.node,
+            quoted(record.model),
+            quoted(reason(error)),
         )
         if is_silent:
             raise timed_out(record.node) from error
         raise ApiError(
             502,
             "upstream_connection_error",
-            "the node's response ended before it was complete; try again",
+            f"the response of node '{record.node}' ended before it was complete; try again",
             type="api_error",
         ) from error
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.node_reports import Limit
 from helexa.core.wire.request import without_lone_surrogates
-from helexa.cortex.forwarding.request_body_limits_and_parsing import is_large
+from helexa.cortex.forwarding.request_bodies import is_large
 from helexa.cortex.forwarding.token_bounds import (
     CHAT,
     COMPLETIONS,
@@ -71,7 +71,7 @@ class _FieldsReader:
         # Of a repeated key, some decoders use the first value and others the last. A node could use another model than
         # the model that the gateway has authorized.
         if self._model_count > 1:
-            raise invalid_body("'model' is given more than once; send it once", "model")
+            raise invalid_body("the field 'model' is given more than once; send the field once", "model")
         return _ModelName(value)
 
 

@@ -172,7 +172,9 @@ def _limit(name: str, value: Any, minimum: int = 1) -> int | None:
     if type(value) is int and value < minimum:
         if value == NO_LIMIT:
             return None
-        raise invalid_body(f"{name}: must be at least {minimum}, or {NO_LIMIT} for no limit", name)
+        raise invalid_body(
+            f"{name}: must be at least {minimum}, or {NO_LIMIT} for no limit, not {str(value)[:40]}", name
+        )
     return _number(name, value, minimum=minimum)
 
 
@@ -184,9 +186,14 @@ def _number(name: str, value: Any, maximum: int | None = None, minimum: int = 1)
     if value is None:
         return None
     if type(value) is not int:
-        raise invalid_body(f"{name}: must be a whole number", name)
+        raise invalid_body(f"{name}: must be a whole number, not a {type(value).__name__}", name)
     if value < minimum or (maximum is not None and value > maximum):
-        raise invalid_body(f"{name}: must be at least {minimum}" + (f" and at most {maximum}" if maximum else ""), name)
+        raise invalid_body(
+            f"{name}: must be at least {minimum}"
+            + (f" and at most {maximum}" if maximum else "")
+            + f", not {str(value)[:40]}",
+            name,
+        )
     return min(value, MAX_OUTPUT)
 
 

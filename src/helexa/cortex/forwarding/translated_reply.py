@@ -48,9 +48,9 @@ def read_completion(status: int, body: bytes, retry_after: int | None) -> dict[s
     try:
         completion = orjson.loads(body)
     except orjson.JSONDecodeError:
-        raise malformed("it is not JSON") from None
+        raise malformed("the response is not JSON") from None
     if not isinstance(completion, dict):
-        raise malformed("it is not a JSON object")
+        raise malformed("the response is not a JSON object")
     return completion
 
 
@@ -153,7 +153,7 @@ class StreamTranslator(ABC):
 def _event(data: bytes) -> dict[str, Any]:
     event = orjson.loads(data)
     if not isinstance(event, dict):
-        raise malformed("an event is not an object")
+        raise malformed("an event of the stream is not a JSON object")
     if error := event.get("error"):
         raise streamed_error(error)
     return event
@@ -212,8 +212,11 @@ class TranslatedReply(Reply):
         if not 200 <= status < 300:
             return
         if streamed != self.expects_stream():
-            problem = "it is an event stream, which was not" if streamed else "it is not an event stream, which was"
-            raise malformed(f"{problem} requested")
+            raise malformed(
+                "the response is an event stream, but the request did not ask for one"
+                if streamed
+                else "the request asked for an event stream, but the response is none"
+            )
         if streamed:
             self._translator = self.new_translator()
             stream_headers = [(b"content-type", self.stream_type), (b"cache-control", b"no-cache")]
@@ -230,7 +233,7 @@ class TranslatedReply(Reply):
             return
         self._buffer += chunk
         if len(self._buffer) > MAX_RESPONSE_BYTES:
-            raise malformed(f"it is larger than {MAX_RESPONSE_BYTES} bytes")
+            raise malformed(f"the response is larger than {MAX_RESPONSE_BYTES} bytes")
 
     async def keep_alive(self) -> None:
         """Send `keep_alive_bytes` in a started stream."""

@@ -116,7 +116,7 @@ class ToolCalls:
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
-            raise malformed("a tool call is not an object")
+            raise malformed("a tool call is not a JSON object")
         index = delta.get("index")
         if type(index) is not int:
             index = len(self._calls) - (0 if function.get("name") else 1)
@@ -131,7 +131,10 @@ class ToolCalls:
             call["arguments"] += arguments
             self._chars += len(arguments)
         if len(self._calls) > MAX_CALLS or self._chars > MAX_BUFFERED_CHARS:
-            raise malformed("the tool calls are too many or too long")
+            raise malformed(
+                f"the response has more than {MAX_CALLS} tool calls, or more than {MAX_BUFFERED_CHARS} characters of "
+                "arguments"
+            )
 
     def finished(self) -> tuple[list[dict[str, Any]], str]:
         """Return the complete calls in Ollama's format, and the incomplete calls as text."""
@@ -155,7 +158,7 @@ def complete_answer(answer: Answer, completion: Mapping[str, Any]) -> dict[str, 
     """
     choice = first_choice(completion)
     if choice is None:
-        raise malformed("it has no choice")
+        raise malformed("the response has no choice")
     message = choice.get("message")
     message = message if isinstance(message, dict) else {"content": choice.get("text")}
     calls = ToolCalls()
@@ -260,7 +263,7 @@ def embeddings_answer(translation: Translation, record: RequestRecord, body: byt
         raise malformed(str(error)[:100]) from None
     if translation.api == EMBEDDINGS_API:
         if not vectors:
-            raise malformed("it has no embedding")
+            raise malformed("the response has no embedding")
         return b'{"embedding":%b}' % bytes(vectors[0])
     count = (embeddings.usage or {}).get("prompt_tokens")
     fields = {
@@ -316,7 +319,7 @@ class AnswerStream(StreamTranslator):
 
     def _end(self) -> None:
         if self._finish_reason is None:
-            raise malformed("it ended without a finish reason")
+            raise malformed("the answer ended without a finish reason")
         reason = done_reason(self._finish_reason)
         calls, incomplete = self._calls.finished()
         if calls or incomplete:

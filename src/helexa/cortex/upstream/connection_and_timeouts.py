@@ -188,7 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
             ReadTimeoutError: a timeout expired.
         """
         if self._transport is None or self._transport.is_closing():
-            raise IncompleteResponseError("connection closed")
+            raise IncompleteResponseError("the connection was closed before the request was sent")
         self._awaiting_response, self.response_began, self.status, self.headers = True, False, 0, []
         self._header_bytes, self._head_complete, self._until_close, self._complete, self._keep_alive = (
             0,
@@ -284,7 +284,7 @@ class UpstreamConnection(asyncio.Protocol):
         if secs_left > 0:
             self._timer = self._loop.call_later(secs_left, self._check_silence)
         else:
-            self._fail(ReadTimeoutError(f"no byte for {now - self.last_received_at:.0f} s"))
+            self._fail(ReadTimeoutError(f"the node sent no byte for {now - self.last_received_at:.0f} s"))
 
     def _clear_timer(self) -> None:
         if self._timer is not None:
@@ -317,7 +317,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.last_received_at = self._loop.time()
         self.response_began = True
         if not self._awaiting_response or self._complete:  # no request was sent, or its response is complete
-            self._fail(IncompleteResponseError("bytes after the response", is_invalid=True))
+            self._fail(IncompleteResponseError("the node sent bytes after the response", is_invalid=True))
             return
         try:
             self._parser.feed_data(data)
@@ -361,7 +361,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Fail the connection if the node sends a second response to one request."""
         if self._complete:
-            raise ValueError("bytes after the response")
+            raise ValueError("the node sent bytes after the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store one response header. Fail if the headers are too long."""

@@ -20,7 +20,9 @@ def client_context(ca_file: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(ca_file)
         except ssl.SSLError:
-            raise ConfigError(f"ca_file: {ca_file} contains no PEM certificate; name a file that does") from None
+            raise ConfigError(
+                f"ca_file: {ca_file} contains no PEM certificate; name a PEM file with certificates"
+            ) from None
         except OSError as error:
             message = f"ca_file: {ca_file} cannot be read ({error.strerror}); name a readable file, or remove ca_file"
             raise ConfigError(message) from None

@@ -83,7 +83,7 @@ def test_error_in_merged_messages_names_the_original_message() -> None:
     assert caught.value.param == "messages.1.content.1"
 
 
-def test_tool_results_that_are_errors_images_or_empty_become_chat_tool_messages() -> None:
+def test_tool_results_that_are_errors_images_or_empty_are_translated() -> None:
     (error, image, nothing) = messages(
         user(
             result("1", "late", is_error=True),

@@ -103,7 +103,7 @@ def test_error_of_a_helexa_node_keeps_its_text_and_code() -> None:
     assert message(read_error(400, sizes)) == "prompt is too long: 9 tokens > 5 maximum"
 
 
-def test_vllm_error_about_a_long_prompt_becomes_anthropics_prompt_is_too_long_message() -> None:
+def test_error_message_of_other_servers_about_a_long_prompt_is_recognized() -> None:
     body = {"error": {"message": VLLM + "5000 tokens (4999 in the messages, 1 in the completion).", "code": 400}}
     assert message(read_error(400, json.dumps(body).encode())) == "prompt is too long: 4999 tokens > 4096 maximum"
 

@@ -20,7 +20,7 @@ from cortex.fake_node import FakeNode, die_within_json
 from cortex.running_gateway import Cortex
 
 
-async def test_messages_request_becomes_a_chat_request_and_its_completion_a_message(
+async def test_request_and_response_of_a_message_are_translated(
     node: FakeNode, client: anthropic.AsyncAnthropic
 ) -> None:
     node.speak = responds(COMPLETION)

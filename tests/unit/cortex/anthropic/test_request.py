@@ -67,7 +67,7 @@ def test_tool_choice_without_tools_is_omitted() -> None:
 # Other parameters
 
 
-def test_parameters_of_a_messages_request_become_chat_parameters() -> None:
+def test_parameters_of_a_messages_request_are_translated() -> None:
     chat_request = chat(
         stream=True,
         temperature=0.5,

@@ -368,11 +368,18 @@ def test_stream_with_too_much_content_during_tool_calls_ends_with_an_error(monke
     monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
     unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
     assert (
-        "are buffered" in sse_events.failure(translated(unfinished, *[calls(call_delta(0, "x" * 99))] * 200))["message"]
+        "wait for the end of a tool call"
+        in sse_events.failure(translated(unfinished, *[calls(call_delta(0, "x" * 99))] * 200))["message"]
     )
-    assert "are buffered" in sse_events.failure(translated(unfinished, *[text_chunk("x" * 99)] * 200))["message"]
+    assert (
+        "wait for the end of a tool call"
+        in sse_events.failure(translated(unfinished, *[text_chunk("x" * 99)] * 200))["message"]
+    )
     assert sse_events.message(translated(*[text_chunk("x" * 99), thinking_chunk("y" * 99)] * 200, finish(), DONE))
-    assert "too long" in sse_events.failure(translated(calls(call_delta(0, "{}", name="f" * 2000))))["message"]
+    assert (
+        "have more than 1024 characters"
+        in sse_events.failure(translated(calls(call_delta(0, "{}", name="f" * 2000))))["message"]
+    )
     assert (
         "tool calls"
         in sse_events.failure(translated(calls(*[call_delta(n, "{}", name="f") for n in range(600)])))["message"]

@@ -148,11 +148,11 @@ def test_message_content_with_images_is_not_merged_into_text() -> None:
         "messages with tool_calls must include reasoning_content",
     ],
 )
-def test_backend_errors_about_missing_reasoning_are_detected_by_their_text(text: str) -> None:
+def test_backend_errors_about_missing_reasoning_are_recognized(text: str) -> None:
     assert requires_reasoning(orjson.dumps({"message": text}))
 
 
-def test_unrelated_backend_errors_are_not_taken_for_errors_about_message_contents() -> None:
+def test_other_backend_errors_do_not_change_the_messages() -> None:
     error = b'{"loc": ["body", "messages", 1, "reasoning_content"], "msg": "Extra inputs are not permitted"}'
     assert not requires_reasoning(error)
     assert not refuses_parts(b"max_tokens: invalid type: string, expected an integer")

@@ -183,10 +183,10 @@ def test_request_with_valid_function_names_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_backend_errors_about_function_names_are_detected_by_their_text(text: str) -> None:
+def test_backend_errors_about_function_names_are_recognized(text: str) -> None:
     assert refuses_names(orjson.dumps({"message": text}))
 
 
-def test_unrelated_backend_errors_are_not_taken_for_errors_about_function_names() -> None:
+def test_other_backend_errors_are_not_taken_for_errors_about_function_names() -> None:
     assert not refuses_names(b'{"message": "This model\'s maximum context length is 8192 tokens."}')
     assert not refuses_names(b'{"message": "The model name is unknown."}')

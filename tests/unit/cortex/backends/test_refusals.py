@@ -327,7 +327,7 @@ async def test_rejected_tool_that_a_chat_request_cannot_express_is_an_error(
         (b"this model does not support tools", False),
     ],
 )
-def test_backend_errors_that_reject_a_tool_type_are_detected_by_their_text(error: bytes, refused: bool) -> None:
+def test_backend_errors_that_reject_a_tool_type_are_recognized(error: bytes, refused: bool) -> None:
     assert refuses_tool_types(error) is refused
 
 
@@ -380,14 +380,14 @@ def test_continue_final_message_is_sent_to_vllm_as_a_request_field() -> None:
     assert sent["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-def test_backend_limitations_learned_by_two_overlapping_requests_are_all_remembered() -> None:
+def test_knowledge_about_a_backend_from_two_overlapping_requests_is_combined() -> None:
     known = BackendKnowledge()
     known.add("http://b", "m", Knowledge(refused=frozenset({"user"})))
     known.add("http://b", "m", Knowledge(alternates=True))  # this request began before the first one ended
     assert known.of("http://b", "m") == Knowledge(refused=frozenset({"user"}), alternates=True)
 
 
-def test_learned_limitations_of_a_backend_are_forgotten_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knowledge_about_a_backend_expires_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     known = BackendKnowledge()
     known.add("http://b", "m", Knowledge(alternates=True))
     later = time.monotonic() + KNOWLEDGE_SECS + 1

@@ -94,7 +94,7 @@ async def test_tool_call_that_continues_after_its_end_is_an_error() -> None:
     whole = (call(0, "f", '{"a": 1}', "c0"), delta(content="Wait."))
     body, _ = await converted(*whole, call(0, None, " "), finish("tool_calls"), DONE, stream=True)
     assert clients.response_stream(body).ids == ["c0"]
-    with pytest.raises(ApiError, match="continues after other output"):
+    with pytest.raises(ApiError, match="arrived after the end of the call"):
         await converted(*whole, call(0, None, "}"), finish("tool_calls"), DONE, stream=True)
 
 
@@ -123,7 +123,7 @@ async def test_keep_alives_are_forwarded_before_the_first_event() -> None:
 async def test_too_much_output_behind_an_incomplete_tool_call_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_api, "MAX_WAITING_CHARS", 100)
     pieces = [call(0, "f", "{", "c0"), call(1, "g", "x" * 101, "c1")]
-    with pytest.raises(ApiError, match="wait for an incomplete tool call"):
+    with pytest.raises(ApiError, match="wait for the end of a tool call"):
         await converted(*pieces, stream=True)
 
 

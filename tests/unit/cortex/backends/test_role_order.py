@@ -140,12 +140,12 @@ async def test_role_order_that_cannot_be_mended_returns_the_error_of_the_backend
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_backend_errors_about_role_order_are_detected_by_their_text(text: str) -> None:
+def test_backend_errors_about_role_order_are_recognized(text: str) -> None:
     assert refuses_order(orjson.dumps({"error": {"message": text}}))
 
 
 @pytest.mark.parametrize("text", ["the server is overloaded; use an alternative model", "unexpected field 'role'"])
-def test_unrelated_backend_errors_are_not_taken_for_errors_about_role_order(text: str) -> None:
+def test_other_backend_errors_are_not_taken_for_errors_about_role_order(text: str) -> None:
     assert not refuses_order(orjson.dumps({"error": {"message": text}}))
 
 

@@ -87,10 +87,10 @@ def test_shortened_ids_of_tool_calls_and_results_match() -> None:
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_backend_errors_about_tool_call_ids_are_detected_by_their_text(text: str) -> None:
+def test_backend_errors_about_tool_call_ids_are_recognized(text: str) -> None:
     assert refuses_ids(orjson.dumps({"message": text}))
 
 
-def test_backend_errors_that_mention_tool_calls_are_not_all_taken_for_errors_about_ids() -> None:
+def test_other_backend_errors_about_tool_calls_are_not_taken_for_errors_about_ids() -> None:
     assert not refuses_ids(b'{"message": "Not the same number of function calls and responses"}')
     assert not refuses_ids(b'{"message": "tool call id call_1 was not found"}')

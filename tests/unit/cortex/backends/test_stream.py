@@ -53,7 +53,7 @@ def test_converted_backend_stream_does_not_depend_on_the_sizes_of_reads(quirk: A
 
 
 @given(st.lists(CHUNK, max_size=4), st.booleans())
-def test_any_event_of_a_backend_stream_is_converted_or_reported_as_an_error(chunks: list[Any], chat: bool) -> None:
+def test_any_event_of_a_backend_is_converted_or_an_error(chunks: list[Any], chat: bool) -> None:
     events = [b"data: " + json.dumps(value).encode() + b"\n\n" for value in chunks]
     sent, stream = converted(*events, DONE, chat=chat)
     assert stream.failure is not None or sent[-1] == "[DONE]"
@@ -71,7 +71,7 @@ def test_any_event_of_a_backend_stream_is_converted_or_reported_as_an_error(chun
 
 
 @given(CHUNK, st.booleans())
-def test_any_non_streaming_answer_of_a_backend_is_converted_or_reported_as_an_error(body: Any, chat: bool) -> None:
+def test_any_non_streaming_answer_of_a_backend_is_converted_or_an_error(body: Any, chat: bool) -> None:
     try:
         value = json.loads(convert_completion(json.dumps(body).encode(), lambda: Choice(lambda _id: False), chat=chat))
     except ApiError:
@@ -124,7 +124,7 @@ def test_backend_stream_with_too_many_choices_is_an_error() -> None:
     assert stream.failure is not None and "choices" in str(stream.failure)
 
 
-def test_client_that_sent_the_legacy_field_functions_gets_the_field_function_call() -> None:
+def test_client_that_sent_functions_gets_a_function_call() -> None:
     chunks, _ = converted(
         delta(function_call={"name": "f", "arguments": "{}"}), finish("function_call"), DONE, legacy=True
     )
@@ -165,7 +165,7 @@ def test_unknown_fields_of_a_tool_call_are_kept() -> None:
     assert chunks[0]["choices"][0]["delta"]["tool_calls"][0]["extra_content"] == signature
 
 
-def test_arguments_of_interleaved_tool_calls_of_a_backend_are_not_mixed() -> None:
+def test_interleaved_tool_calls_of_a_backend_stay_apart() -> None:
     chunks, _ = converted(
         call(0, "f", '{"a":', "x"),
         call(1, "g", '{"b":', "y"),
@@ -185,9 +185,7 @@ def test_backend_stream_with_too_many_tool_calls_is_an_error() -> None:
     assert stream.failure is not None and "tool calls" in str(stream.failure)
 
 
-def test_tool_call_arguments_stay_complete_after_the_limit_of_completeness_checks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tool_call_is_compared_with_a_limited_number_of_later_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "MAX_CHECKS", 2)
     pieces = ['{"a": "', *["}"] * 20, '"}']
     chunks, stream = converted(*(call(0, "f", piece) for piece in pieces), finish("tool_calls"), DONE)

@@ -24,14 +24,9 @@ from helexa.cortex import routing
 from helexa.cortex.anthropic.conversation import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.reply import Translation
 from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
-from helexa.cortex.forwarding import request_body_limits_and_parsing
+from helexa.cortex.forwarding import request_bodies
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
-from helexa.cortex.forwarding.request_body_limits_and_parsing import (
-    MAX_CONTAINERS,
-    BodyWorkers,
-    check_containers,
-    is_large,
-)
+from helexa.cortex.forwarding.request_bodies import MAX_CONTAINERS, BodyWorkers, check_containers, is_large
 from helexa.cortex.forwarding.token_bounds import check_prompt
 from helexa.cortex.routes import body_translation, generation
 
@@ -47,19 +42,19 @@ def message_body(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"messages": [HI] * (MAX_MESSAGES + 1)}, "messages: has 100001 messages; the limit is 100000"),
-        ({"tools": [{"name": "f"}] * (MAX_TOOLS + 1)}, "tools: has 10001 tools; the limit is 10000"),
+        ({"messages": [HI] * (MAX_MESSAGES + 1)}, "messages: has 100001 messages; the limit is 100000, so send fewer"),
+        ({"tools": [{"name": "f"}] * (MAX_TOOLS + 1)}, "tools: has 10001 tools; the limit is 10000, so send fewer"),
         (
             {"messages": [{"role": "user", "content": [TEXT] * (MAX_BLOCKS + 1)}]},
-            "messages: has 200001 content blocks in all; the limit is 200000",
+            "messages: has 200001 content blocks in all; the limit is 200000, so send fewer",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [TEXT] * MAX_BLOCKS}]}]},
-            "messages: has 200001 content blocks in all; the limit is 200000",
+            "messages: has 200001 content blocks in all; the limit is 200000, so send fewer",
         ),
         (
             {"system": [TEXT], "messages": [{"role": "user", "content": [TEXT] * MAX_BLOCKS}]},
-            "messages: has 200001 content blocks in all; the limit is 200000",
+            "messages: has 200001 content blocks in all; the limit is 200000, so send fewer",
         ),
     ],
 )
@@ -285,8 +280,8 @@ async def test_close_does_not_wait_for_a_busy_worker_process() -> None:
 async def test_large_body_gets_a_503_if_too_many_wait_for_a_worker_process(
     workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_body_limits_and_parsing, "MAX_WAITING", 1)
-    for _ in range(request_body_limits_and_parsing.PROCESSES):
+    monkeypatch.setattr(request_bodies, "MAX_WAITING", 1)
+    for _ in range(request_bodies.PROCESSES):
         await workers._free.acquire()
     waiting = asyncio.create_task(workers.run(os.getpid))
     await eventually(lambda: workers._waiting == 1)
@@ -299,7 +294,7 @@ async def test_large_body_gets_a_503_if_too_many_wait_for_a_worker_process(
 
 PARENT = """
 import asyncio, os
-from helexa.cortex.forwarding.request_body_limits_and_parsing import BodyWorkers
+from helexa.cortex.forwarding.request_bodies import BodyWorkers
 
 async def main():
     print(await BodyWorkers().run(os.getpid), flush=True)

@@ -205,7 +205,7 @@ async def test_response_100_continue_is_sent_unless_the_body_is_too_large(cortex
     assert node.bodies == [BODY]
 
 
-async def test_foreign_host_in_an_absolute_request_target_is_403(cortex: Cortex, node: FakeNode) -> None:
+async def test_host_in_an_absolute_request_target_is_checked(cortex: Cortex, node: FakeNode) -> None:
     for line in (b"GET http://evil.example/health HTTP/1.1", b"GET HTTP://evil.example:80?a=b HTTP/1.1"):
         async with connected(cortex) as (reader, writer):
             writer.write(post(line=line, body=BODY))

@@ -142,11 +142,11 @@ def test_incomplete_tool_call_is_returned_as_text_of_the_ollama_answer() -> None
         ([text_chunk("a")], "without a finish reason"),
         ([finish("strange"), DONE], "finish reason 'strange'"),
         ([event({"error": {"message": "the engine died", "type": "api_error"}})], "the engine died"),
-        ([event([])], "not an object"),
+        ([event([])], "not a JSON object"),
         ([b"data: {\n\n"], "malformed"),
-        ([calls(1)], "not an object"),
-        ([calls(call_delta(0, "x" * (MAX_BUFFERED_CHARS + 1), name="f"))], "too long"),
-        ([calls(*(call_delta(index, "", name="f") for index in range(600)))], "too many"),
+        ([calls(1)], "not a JSON object"),
+        ([calls(call_delta(0, "x" * (MAX_BUFFERED_CHARS + 1), name="f"))], "characters of arguments"),
+        ([calls(*(call_delta(index, "", name="f") for index in range(600)))], "tool calls, or more than"),
     ],
 )
 def test_ollama_stream_that_fails_ends_with_one_error_line(chunks: list[bytes], message: str) -> None:

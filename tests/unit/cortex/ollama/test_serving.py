@@ -307,7 +307,7 @@ async def test_api_pull_needs_an_admin_key_unless_a_node_has_the_model(node: Fak
     assert node.pulls == []
 
 
-async def test_short_names_of_a_downloaded_model_in_requests_load_the_model_once(node: FakeNode) -> None:
+async def test_short_name_of_a_downloaded_model_works_in_requests(node: FakeNode) -> None:
     node.stores("Qwen/Qwen3-0.6B-GGUF", names=["Qwen/Qwen3-0.6B-GGUF:Q8_0"])
     async with running_cortex(node, settings={"gateway": {"local_models": True}}) as cortex:
         for name in ("qwen3:0.6b", "qwen3:0.6b:latest", "hf.co/Qwen/Qwen3-0.6B-GGUF"):

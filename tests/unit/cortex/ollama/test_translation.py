@@ -100,7 +100,7 @@ def test_ollama_tool_results_get_the_id_of_the_matching_tool_call() -> None:
     assert translated[2]["name"] == "b"
 
 
-def test_tool_call_argument_of_70_bits_reaches_the_node_unchanged() -> None:
+def test_integers_of_any_size_reach_the_node_exactly() -> None:
     messages = [*HI, {"role": "assistant", "tool_calls": [call("a", {"x": 2**70})]}]
     assert chat(messages=messages)["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"x": 2**70}
 

@@ -93,7 +93,12 @@ def reason(error: UpstreamError) -> str:
 
 def timed_out(node: str) -> ApiError:
     """Return an attempt's 504 error: the node sent nothing within a timeout."""
-    return ApiError(504, UPSTREAM_TIMEOUT, f"node '{node}' sent no bytes for too long; try again", type="api_error")
+    return ApiError(
+        504,
+        UPSTREAM_TIMEOUT,
+        f"node '{node}' sent no bytes for longer than the gateway's timeout; try again",
+        type="api_error",
+    )
 
 
 def unreachable(node: str) -> ApiError:

@@ -179,7 +179,9 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         try:
             message = await receive()
         except TimeoutError:
-            raise ApiError(408, "request_timeout", "the request body stopped arriving; send it again") from None
+            raise ApiError(
+                408, "request_timeout", "the rest of the request body did not arrive in time; send the request again"
+            ) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk = message["body"]
@@ -222,5 +224,5 @@ def _too_large(limit: int) -> ApiError:
         413,
         "request_too_large",
         f"the request body is larger than {limit} bytes; shorten it"
-        + ("" if limit == MAX_JSON_BYTES else ", or raise gateway.max_body_mb"),
+        + ("" if limit == MAX_JSON_BYTES else ", or raise gateway.max_body_mb in cortex.toml"),
     )
