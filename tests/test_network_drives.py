@@ -73,7 +73,7 @@ def test_helexa_up_of_another_host_in_a_shared_home_folder_is_not_listed(
 
 
 @pytest.mark.usefixtures("on_nfs")
-def test_model_file_marked_as_used_on_nfs_is_reported_as_used(tmp_path: Path) -> None:
+def test_model_file_in_use_on_nfs_is_recognized_as_used(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     assert not is_used(model)
@@ -82,7 +82,7 @@ def test_model_file_marked_as_used_on_nfs_is_reported_as_used(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_downloads_and_kernel_builds_succeed_on_a_drive_without_file_locks(tmp_path: Path) -> None:
+def test_downloads_and_kernel_builds_work_on_a_drive_without_file_locks(tmp_path: Path) -> None:
     fetch = Fetch(lambda _stage, _done, _total: None)
     with locked_file(tmp_path / "blob", lambda: False, fetch) as file:
         assert file is not None
@@ -93,7 +93,7 @@ def test_downloads_and_kernel_builds_succeed_on_a_drive_without_file_locks(tmp_p
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_batch_results_and_agent_sessions_are_stored_on_a_drive_without_file_locks(tmp_path: Path) -> None:
+def test_batch_results_and_agent_sessions_work_on_a_drive_without_file_locks(tmp_path: Path) -> None:
     with ResultFile(tmp_path / "results.jsonl"):
         pass
     assert Store(tmp_path).create("one", "/w", ()).exists()

@@ -80,7 +80,10 @@ class GatewaySection(config.Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.max_body_memory_mb is not None and self.max_body_memory_mb < 2 * self.max_body_mb:
-            raise ValueError(f"max_body_memory_mb must be at least twice max_body_mb, {2 * self.max_body_mb} or more")
+            raise ValueError(
+                f"max_body_memory_mb is {self.max_body_memory_mb}, but must be at least twice max_body_mb, "
+                f"{2 * self.max_body_mb}"
+            )
         return self
 
     @property
@@ -300,7 +303,7 @@ class CortexConfig(config.Section):
         names = [neuron.name for neuron in self.neurons]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two neurons are named '{name}'; rename one")
+                raise ValueError(f"two neurons are named '{name}'; rename one of them")
         return self
 
 

@@ -27,7 +27,7 @@ from helexa.cortex.upstream.connection_and_timeouts import (
     UpstreamError,
     UpstreamResponse,
 )
-from helexa.http.service_and_memory_limit import BodyBudget
+from helexa.http.service_and_body_budget import BodyBudget
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -113,7 +113,8 @@ class FetchMemory:
             raise ApiError(
                 413,
                 "request_too_large",
-                "the request is too large together with its fetched images; send fewer or smaller images",
+                f"the fetched images of the request have more than {self._max_bytes} bytes, which is the rest "
+                "of gateway.max_body_mb; send fewer or smaller images",
             )
         self._bodies.reserve(self._OWNER, size)
         self._size += size
@@ -145,7 +146,10 @@ class ImageFetcher:
                 images are too large together. 503: too many images wait, or the memory for images is used up.
         """
         if self._waiting + len(remote) > MAX_WAITING:
-            raise overloaded("too many images wait to be fetched; try again", _RETRY_SECS)
+            raise overloaded(
+                f"{self._waiting} images already wait to be fetched, and the limit is {MAX_WAITING}; try again",
+                _RETRY_SECS,
+            )
         self._waiting += len(remote)
         slots = asyncio.Semaphore(_PARALLEL_FETCHES)
 

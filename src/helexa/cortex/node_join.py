@@ -145,7 +145,7 @@ async def allowed_endpoint(endpoint: str, client: str, invitation: Invitation) -
     # gateway's requests to another machine. An https URL keeps the host, because a certificate identifies the machine.
     parts = urlsplit(endpoint)
     if parts.path:
-        raise _not_allowed(endpoint, "it has a path; announce only host and port")
+        raise _not_allowed(endpoint, "the URL has a path; announce only host and port")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     addresses = await _addresses(parts.hostname or "", port)
     if not addresses:

@@ -13,10 +13,10 @@ from helexa.core.image_file import ImageProblem, check_data_url, image_tokens
 from helexa.core.wire.chat_message import IMAGE_PARTS
 from helexa.cortex.config import ImagesSection
 from helexa.cortex.forwarding.request import rewrite
-from helexa.cortex.forwarding.request_body_limits_and_parsing import BodyWorkers, is_large
+from helexa.cortex.forwarding.request_bodies import BodyWorkers, is_large
 from helexa.cortex.forwarding.token_bounds import NO_IMAGES, PromptImages, has_media
 from helexa.cortex.image_fetcher import FetchMemory, ImageFetcher
-from helexa.http.service_and_memory_limit import BodyBudget
+from helexa.http.service_and_body_budget import BodyBudget
 
 DETAILS = ("auto", "low", "high", "original")  # values of an image's `detail`; only the Responses API has `original`
 
@@ -143,7 +143,7 @@ def _checked_url(part: Mapping[str, Any], field: str, number: int) -> tuple[str,
     if part.get("file_id") is not None:
         raise unsupported_parameter(
             f"{field}.file_id",
-            f"image {number} of the request is a stored file, and helexa stores no files; send it as a data URL",
+            f"image {number} of the request is a stored file, and helexa stores no files; send the image as a data URL",
         )
     raise invalid_body(f"{field}: must have an 'image_url'", field)
 

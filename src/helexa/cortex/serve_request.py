@@ -15,7 +15,7 @@ from helexa.cortex.forwarding.headers import advice
 from helexa.cortex.forwarding.proxy import Settle
 from helexa.cortex.forwarding.relay import wait_for_load
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.retry_rules import NoResponse, Outcome, may_retry
+from helexa.cortex.forwarding.retry import NoResponse, Outcome, may_retry
 from helexa.cortex.forwarding.token_bounds import MAX_BYTES_PER_TOKEN, check_prompt
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.load_queue import WaitingRequest

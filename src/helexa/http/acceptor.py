@@ -10,7 +10,7 @@ from functools import partial
 
 from helexa.core.logs import quoted
 from helexa.http.connection import ClientConnection
-from helexa.http.service_and_memory_limit import Service
+from helexa.http.service_and_body_budget import Service
 
 MAX_CONNECTIONS = 4096
 

@@ -142,7 +142,7 @@ def test_failed_load_leaves_no_engine_process(tmp_path):
     assert run.stdout.split() == ["0", "0", "0", "1"]
 
 
-def test_parent_and_forked_child_process_both_get_completions(gateway):
+def test_generation_works_in_a_forked_child_process(gateway):
     """A fork does not copy the thread of the event loop, so the child must start its own."""
     run = subprocess.run(
         [sys.executable, "-c", FORK, gateway.url], check=False, capture_output=True, text=True, timeout=60

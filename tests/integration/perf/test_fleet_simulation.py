@@ -16,7 +16,7 @@ def simulation():
     return importlib.import_module("fleet_simulation")
 
 
-def test_placement_policy_halves_model_swaps_and_lowers_ttft_compared_with_lru_and_fifo(simulation):
+def test_helexas_placement_policy_halves_model_swaps_and_lowers_ttft(simulation):
     runs = [simulation.compare(seed, minutes=10, per_minute=9, count=12) for seed in (1, 2)]
     assert {line["verdict"]: line["holds"] for line in simulation.verdicts(runs)} == {
         "swaps": True,
@@ -31,7 +31,7 @@ def test_fleet_simulation_with_equal_seeds_gives_equal_results(simulation):
     assert first != simulation.compare(4, minutes=3, per_minute=9, count=12)
 
 
-def test_placement_policy_halves_the_swaps_of_two_alternating_models_compared_with_lru(simulation):
+def test_placement_policy_groups_alternating_requests_to_halve_model_swaps(simulation):
     traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
     policies = importlib.import_module("support.fleet_policies")
     catalog = Catalog.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})

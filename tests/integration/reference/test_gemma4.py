@@ -141,7 +141,7 @@ def test_unsupported_or_contradictory_setting_is_named_in_the_error(
         load(folder)
 
 
-def test_older_gemma4_config_without_per_layer_settings_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+def test_older_gemma4_config_without_per_layer_settings_gives_the_same_logits(tmp_path: Path) -> None:
     """Released models have `global_head_dim` instead of `per_layer_config`."""
     settings = E2B | {"layer_types": [SLIDING] * 5 + [FULL], "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
     reference = model(tmp_path, **settings)

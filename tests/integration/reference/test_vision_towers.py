@@ -99,7 +99,7 @@ def test_image_embeddings_from_a_quantized_mmproj_file_are_close_to_transformers
     near(encode(tower, image).embeddings, expected_features(model, [image])[0].embeddings, share)
 
 
-def test_old_mmproj_file_with_swapped_tensor_names_gives_the_embeddings_of_transformers(tmp_path: Path) -> None:
+def test_old_mmproj_file_with_swapped_tensor_names_gives_the_same_embeddings(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", "gemma3")
     write_mmproj(tmp_path / "mmproj.gguf", model, swapped=True)
     tower, checkpoint = open_tower(tmp_path)

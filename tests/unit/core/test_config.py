@@ -258,9 +258,7 @@ def test_error_for_an_unreadable_key_file_names_the_file_and_the_fix(tmp_path: P
         read_secret(tmp_path, "api_key_file")
 
 
-def test_unset_or_malformed_key_variable_is_a_config_error_that_hides_the_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variable_that_names_a_key_must_be_set_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEAST_KEY", "key-1")
     assert secret_in_variable("BEAST_KEY", "bearer_env").get_secret_value() == "key-1"
     monkeypatch.setenv("BEAST_KEY", "two words")

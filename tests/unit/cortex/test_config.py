@@ -96,7 +96,10 @@ def test_relative_catalog_path_is_relative_to_the_config_file(tmp_path: Path, mo
             "[servers]",
             "unknown key 'servers'; known keys: console, entitlements, eviction, gateway, images",
         ),
-        ("[gateway]\nmax_body_memory_mb = 127", "max_body_memory_mb must be at least twice max_body_mb, 128 or more"),
+        (
+            "[gateway]\nmax_body_memory_mb = 127",
+            "max_body_memory_mb is 127, but must be at least twice max_body_mb, 128",
+        ),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),
         ('[gateway]\nlisten = "h:70000"', "'h:70000' is not an address"),
         ("[gateway]\nlisten = 31313", "gateway.listen: 31313 is not an address; write ip:port"),

@@ -110,7 +110,7 @@ TGI = (
         (400, {"type": "error", "error": {"type": "x", "message": "prompt is too long: 5000 tokens > 4096 maximum"}}),
     ],
 )
-def test_context_length_errors_of_all_servers_get_the_code_context_length_exceeded(status: int, body: Any) -> None:
+def test_context_length_errors_of_all_servers_get_the_code_that_makes_clients_compact(status: int, body: Any) -> None:
     data = json.dumps(body).encode()
     error = read_error(status, data)
     assert (error.status, error.code, error.extras) == (
@@ -133,7 +133,7 @@ def test_context_length_errors_of_all_servers_get_the_code_context_length_exceed
         "only text is supported in this context",
     ],
 )
-def test_unrelated_backend_errors_do_not_get_the_code_context_length_exceeded(text: str) -> None:
+def test_other_backend_errors_do_not_get_the_code_that_makes_clients_compact(text: str) -> None:
     assert read({"error": text}) == (400, None, text)
     assert read({"error": "the context window exceeded our patience"}, 500)[1] is None
 
@@ -226,7 +226,5 @@ async def test_backend_that_rejects_the_gateways_key_is_not_reported_as_a_client
         (500, "the model was not found", False),
     ],
 )
-def test_backend_errors_about_a_missing_model_are_detected_by_status_and_text(
-    status: int, text: str, gone: bool
-) -> None:
+def test_backend_errors_about_a_missing_model_are_recognized(status: int, text: str, gone: bool) -> None:
     assert says_model_is_gone(read_error(status, json.dumps({"error": text}).encode())) is gone

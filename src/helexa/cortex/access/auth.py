@@ -81,7 +81,7 @@ class Authenticator:
             return credential
         key = self._keys.get(credential)
         if key is None:
-            raise _unauthorized("invalid API key; check it, or create one with `cortex keys create`")
+            raise _unauthorized("invalid API key; check the key, or create one with `cortex keys create`")
         if key.revoked_at is not None:
             raise _unauthorized("this API key was revoked; use another one")
         expires_at = key.principal.expires_at
@@ -177,7 +177,7 @@ def authorize(principal: Principal | None, model_id: str, name: str) -> None:
         raise ApiError(
             403,
             "model_not_allowed",
-            f"this API key may not use model '{name[:200]}'; GET /v1/models lists its models",
+            f"this API key may not use model '{name[:200]}'; GET /v1/models lists the models of this key",
             param="model",
             model_id=name[:200],
         )

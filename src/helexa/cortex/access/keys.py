@@ -94,11 +94,11 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
     for position, key in enumerate(keys, 1):
         entry = f"entitlements.keys: entry {position} ('{key.principal.key_id}')"
         if any(key.digest == earlier.digest for earlier in keys[: position - 1]):
-            raise ConfigError(f"{entry} has the same key as an earlier entry; remove one of them")
+            raise ConfigError(f"{entry} has the same key as an earlier entry; remove one entry")
         if principals.setdefault(key.principal.key_id, key.principal) != key.principal:
             raise ConfigError(
                 f"{entry} and an earlier entry with the same key_id differ in account, role or limits; "
-                "make both equal, or change a key_id"
+                "make both entries equal, or change a key_id"
             )
     return keys
 
@@ -115,7 +115,7 @@ def _static_key(section: KeySection) -> Key:
         if not (name.isascii() and name.isprintable()):  # both names are sent in HTTP headers
             raise ConfigError(
                 f"entitlements.keys: {name!r} has characters other than printable ASCII, which HTTP headers cannot "
-                "contain; rename it"
+                "contain; choose another name"
             )
     principal = Principal(
         account_id=section.account_id,

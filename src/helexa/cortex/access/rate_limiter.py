@@ -175,7 +175,11 @@ def _unlimited(principal: Principal) -> bool:
 
 def _limit_error(limit: str, wait: float) -> ApiError:
     retry_after = max(1, math.ceil(wait))
-    return overloaded(f"this API key is limited to {limit}; try again in {retry_after} s", retry_after, status=429)
+    return overloaded(
+        f"this API key is limited to {limit}; try again in {retry_after} s, or have an admin raise this limit",
+        retry_after,
+        status=429,
+    )
 
 
 def _headers(principal: Principal, usage: _KeyUsage) -> Headers:

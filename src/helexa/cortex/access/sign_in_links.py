@@ -54,12 +54,14 @@ class SignInLinks:
             raise ApiError(
                 401,
                 "invalid_sign_in_link",
-                "this sign-in link has expired or was used already; `helexa console` prints a new one",
+                "this sign-in link has expired or was used already; `helexa console` prints a new link",
             )
         self._used = {used: expiry for used, expiry in self._used.items() if expiry > now_ms}
         if len(self._used) >= MAX_LINKS:
             raise overloaded(
-                "too many sign-in links were used; sign in with an API key, or try again in a minute", _RETRY_SECS
+                f"{MAX_LINKS} sign-in links were used in {LIFETIME_SECS // 60} minutes, the limit; "
+                "sign in with an API key, or try again in a minute",
+                _RETRY_SECS,
             )
         self._used[number] = expiry_ms
         return signers[0]

@@ -155,7 +155,11 @@ class Console:
     def check_enabled(self) -> None:
         """Raise ApiError 404 `console_disabled` if the console is disabled."""
         if not self.settings.enabled:
-            raise ApiError(404, "console_disabled", "the console is disabled; to sign in, set console.enabled = true")
+            raise ApiError(
+                404,
+                "console_disabled",
+                "the console is disabled; to sign in, set console.enabled = true in cortex.toml",
+            )
 
     def session(self, headers: Headers) -> Session | None:
         """Return the session of a request's cookie, without a CSRF check.

@@ -89,7 +89,8 @@ class EventHub:
         """
         if self._watchers >= MAX_WATCHERS:
             raise overloaded(
-                "too many clients read the events of this gateway; close a page of the console", RETRY_SECS
+                f"{MAX_WATCHERS} clients already read the events of this gateway; close a page of the console",
+                RETRY_SECS,
             )
         self._watchers += 1
         try:
@@ -203,7 +204,9 @@ async def get_events(request: Request) -> Response:
     hub: EventHub = request.app.state.console.events
     topics = [name for name in request.query_params.get("topics", "models,activity").split(",") if name]
     if not topics or not set(topics) <= set(TOPICS):
-        raise ApiError(400, "invalid_parameter", f"'topics' must be a list of {', '.join(TOPICS)}", param="topics")
+        raise ApiError(
+            400, "invalid_parameter", f"'topics' must be a list of some of {', '.join(TOPICS)}", param="topics"
+        )
     principal: Principal | None = request.state.principal
     is_admin = principal is not None and principal.role == "admin"
     for topic in ("nodes", "log"):
@@ -212,7 +215,7 @@ async def get_events(request: Request) -> Response:
             raise ApiError(
                 403,
                 "admin_only",
-                f"the topic '{topic}' requires an admin's API key; sign in with one, or leave it out",
+                f"the topic '{topic}' requires an admin's API key; sign in with an admin's key, or leave the topic out",
                 param="topics",
             )
     return _EventStream(gateway, hub, frozenset(topics), principal, visible_account(request))

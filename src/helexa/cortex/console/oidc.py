@@ -136,7 +136,7 @@ class Provider:
         attempt = _Attempt.of_state(self._key, state)
         same_browser = hmac.compare_digest(state.encode(), request.cookies.get(STATE_COOKIE, "").encode())
         if not same_browser or not attempt.is_current(self._key):
-            raise HelexaError("the sign-in was not started in this browser, or took too long; start it again")
+            raise HelexaError("the sign-in was not started in this browser, or took too long; start the sign-in again")
         if "code" not in request.query_params:
             answer = request.query_params.get("error", "without a code")[:100]
             raise HelexaError(f"the provider answered {answer!r}; sign in again, or see the provider's log")
@@ -150,7 +150,10 @@ class Provider:
             return metadata
         metadata = await _get(f"{settings.issuer}/.well-known/openid-configuration")
         if str(metadata.get("issuer", "")).rstrip("/") != settings.issuer:
-            raise HelexaError("the provider's configuration names another issuer; check console.oidc.issuer")
+            raise HelexaError(
+                f"the provider's configuration names the issuer {str(metadata.get('issuer'))[:200]!r}; correct "
+                "console.oidc.issuer"
+            )
         self._known = (time.time() + METADATA_SECS, metadata)
         return metadata
 
@@ -194,7 +197,8 @@ def principal_of(settings: OidcSection, claims: dict[str, Any]) -> Principal:
     )
     if role is None:
         raise HelexaError(
-            "the account is neither in console.oidc.users nor in console.oidc.admins; add it to one of them"
+            f"the account {account!r} is neither in console.oidc.users nor in console.oidc.admins; "
+            "add the account to one of them"
         )
     return Principal(
         account_id=account,
@@ -271,10 +275,11 @@ async def _get(url: str) -> dict[str, Any]:
             content = response.json()
     except (httpx2.HTTPError, ValueError) as error:
         raise HelexaError(
-            f"the identity provider did not answer ({type(error).__name__}); try again, or check console.oidc.issuer"
+            f"the identity provider did not answer at {url} ({type(error).__name__}); "
+            "try again, or check console.oidc.issuer"
         ) from error
     if not isinstance(content, dict):
-        raise HelexaError("the identity provider did not answer with a JSON object; check console.oidc.issuer")
+        raise HelexaError(f"{url} did not answer with a JSON object; check console.oidc.issuer")
     return content
 
 

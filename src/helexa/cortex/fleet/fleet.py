@@ -312,7 +312,7 @@ class Fleet:
             if self._ejections.struck((name, model), requester, self._clock()):
                 log.warning(
                     "model gets few requests on this node for now node=%s model=%s; "
-                    "the node fails requests that other nodes serve: see its log",
+                    "the node fails requests that other nodes serve: see the node's log",
                     name,
                     quoted(model),
                 )

@@ -133,7 +133,7 @@ class NodeClient:
             return LocalModels.model_validate(report | {"models": models})
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise NodeError(f"invalid response: /models/local: {problem}; check the node's version") from None
+            raise NodeError(f"the response of /models/local is invalid: {problem}; check the node's version") from None
 
     async def estimate_mb(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> int | None:
         """Return the MB of memory that a model needs on a node; None if unknown."""
@@ -192,7 +192,9 @@ class NodeClient:
         reason, details = error_reason(body)
         memory = memory_rejection(details)
         temporary = status >= 500 or details.get("kind") in _RETRYABLE_ERRORS or memory is not None
-        raise NodeError(reason or f"the node answered HTTP {status}; see its log", temporary=temporary, memory=memory)
+        raise NodeError(
+            reason or f"the node answered HTTP {status}; see the node's log", temporary=temporary, memory=memory
+        )
 
     async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
         """Unload a model if it is loaded, and return once its memory is free."""
@@ -352,15 +354,18 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
     except ValueError:
         url_parts, host, port = urlsplit(""), None, None
     if url_parts.scheme not in ("http", "https") or not host:
-        raise ValueError("it is not an http URL; correct it on the node")
+        raise ValueError(
+            f"the reported URL {url[:_MAX_HOST_CHARS]!r} is not an http(s) URL; correct the URL on the node"
+        )
     if host in _LOOPBACK:
         host = configured.hostname or host
     if host != configured.hostname and host not in allowed_hosts:
         raise ValueError(
-            f"its host {host[:_MAX_HOST_CHARS]!r} is not the host of the endpoint; add it to allowed_hosts"
+            f"the reported host {host[:_MAX_HOST_CHARS]!r} is not the host of the endpoint; add the reported host to "
+            "allowed_hosts"
         )
     if configured.scheme == "https" and url_parts.scheme != "https":
-        raise ValueError("it is http, but the node's endpoint is https; let the node report an https URL")
+        raise ValueError("the reported URL is http, but the node's endpoint is https; let the node report an https URL")
     host = f"[{host}]" if ":" in host else host
     return urlunsplit((url_parts.scheme, f"{host}:{port}" if port else host, url_parts.path.rstrip("/"), "", ""))
 
@@ -377,7 +382,9 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
         first_error = error.errors(include_url=False)[0]
         field_path = ".".join(str(part) for part in first_error["loc"])
         problem = f"{field_path}: {first_error['msg']}"
-        raise NodeError(f"invalid response: {problem}; check the endpoint and the version of the node") from None
+        raise NodeError(
+            f"the node's response is invalid: {problem}; check the endpoint and the version of the node"
+        ) from None
 
 
 async def or_none(

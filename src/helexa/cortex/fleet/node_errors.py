@@ -58,9 +58,9 @@ def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: boo
         case socket.gaierror():
             return f"the host name of {endpoint} cannot be resolved; check the name and the DNS"
         case ssl.SSLCertVerificationError():
-            return f"the TLS certificate of {endpoint} is not trusted; name its CA in ca_file"
+            return f"the TLS certificate of {endpoint} is not trusted; name the CA's file in gateway.ca_file"
         case ssl.SSLError():
-            return f"no TLS connection to {endpoint}; check whether it speaks http instead of https"
+            return f"no TLS connection to {endpoint}; check whether the node speaks http instead of https"
         case TimeoutError(errno=None):
             secs = f"{CONNECT_TIMEOUT_SECS:.0f} s"
             return f"no connection to {endpoint} within {secs}; check that the node runs and its port is open"

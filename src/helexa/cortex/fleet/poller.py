@@ -132,7 +132,7 @@ class Poller:
             if error.local:
                 log.warning(
                     "node not polled node=%s; "
-                    "the gateway is out of file descriptors, ports or memory: raise its limits",
+                    "the gateway is out of file descriptors, ports or memory: raise these limits of the gateway",
                     name,
                 )
             elif self._fleet.has(node):

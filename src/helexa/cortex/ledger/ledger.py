@@ -88,7 +88,10 @@ class Ledger:
                 budgets = self._group_commit.budgets
                 await gateways.retire_all(self._database, [(budgets.gateway, budgets.batch)], self._clock())
         except (TimeoutError, DatabaseError) as error:
-            log.warning("ledger closed before its last changes were written error=%s", quoted(error))
+            log.warning(
+                "ledger closed before its last changes were written error=%s; open reservations are charged later",
+                quoted(error),
+            )
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

@@ -372,7 +372,12 @@ class Lifecycle:
                 "node lacks memory model=%s node=%s needed_mb=%d free_mb=%d", quoted(model), node, needed_mb, free_mb
             )
         elif isinstance(error, NodeError):
-            log.warning("load failed model=%s node=%s error=%s", quoted(model), node, quoted(error))
+            log.warning(
+                "load failed model=%s node=%s error=%s; a request after a pause tries again",
+                quoted(model),
+                node,
+                quoted(error),
+            )
             message = f"model '{model}' could not be loaded on node '{node}': {error}"
             self._history.failed(job.pair, message, self._clock(), temporary=error.temporary)
         # After a StillNeededError, the requests wait for the next decision.
@@ -435,7 +440,10 @@ class Lifecycle:
             return  # a request needs the model, or its node was removed from the configuration
         except NodeError as error:
             log.warning(
-                "unload failed model=%s node=%s error=%s; it is tried again", quoted(pair[1]), pair[0], quoted(error)
+                "unload failed model=%s node=%s error=%s; the unload is tried again",
+                quoted(pair[1]),
+                pair[0],
+                quoted(error),
             )
             # The task stays registered during the pause, so the unload is not tried again at once.
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)

@@ -180,7 +180,9 @@ class LoadJob:
         try:
             return self._dependencies.fleet.node(self.cold.node)
         except KeyError:
-            raise NodeError("the node was removed from the configuration") from None
+            raise NodeError(
+                f"node '{self.cold.node}' was removed from the configuration; add the node again, or use another"
+            ) from None
 
     async def _watch(self, load: Coroutine[None, None, None], stall_timeout_secs: float) -> None:
         """Run the load call, and watch the progress that the node reports.

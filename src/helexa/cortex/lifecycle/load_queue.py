@@ -90,7 +90,8 @@ class PendingLoad:
         """
         if len(self._waiters) >= MAX_WAITERS:
             raise overloaded(
-                f"too many requests wait for model '{self.model}' to load; retry in {RETRY_CROWDED} s", RETRY_CROWDED
+                f"{MAX_WAITERS} requests already wait for model '{self.model}' to load; retry in {RETRY_CROWDED} s",
+                RETRY_CROWDED,
             )
         self._waiters.append(request)
         try:

@@ -144,5 +144,5 @@ class Drains:
     def _endpoint(self, name: str) -> str:
         node = next((node for node in self.fleet.view().nodes if node.name == name), None)
         if node is None:
-            raise NodeError("the node was removed from the configuration")
+            raise NodeError(f"node '{name}' was removed from the configuration; unload the model on the node itself")
         return node.endpoint

@@ -229,10 +229,10 @@ def failed(failure: Failure, now: float) -> ApiError:
 
 def _memory_text(snapshot: FleetSnapshot, profile: Profile, nodes: list[Node]) -> str:
     devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
-    text = f"it needs {memory_text(snapshot.needs_mb(profile.id))}{devices}"
+    text = f"the model needs {memory_text(snapshot.needs_mb(profile.id))}{devices}"
     empty = [node for node in nodes if not snapshot.residents(node)]
     if len(empty) < len(nodes):
-        return f"{text}, and the loaded models cannot be evicted for it"
+        return f"{text}, and the loaded models cannot be evicted for this model"
     free = [f"{node.name} has {memory_text(max(snapshot.free(node).values(), default=0))} free" for node in empty]
     return f"{text}; {', '.join(free[:_MAX_REASONS])}"
 

@@ -184,7 +184,11 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 async def handle_database_error(request: Request, error: Exception) -> Response:
     """Log the `DatabaseError` that a route raised, and return a 503 response."""
-    log.warning("request failed on the database path=%s error=%s", quoted(request.url.path), quoted(error))
+    log.warning(
+        "request failed, because the ledger's database does not answer path=%s error=%s; the client got 503",
+        quoted(request.url.path),
+        quoted(error),
+    )
     return _error_response_for(
         request, service_unavailable("the ledger's database does not answer; try again", _DATABASE_RETRY_SECS)
     )

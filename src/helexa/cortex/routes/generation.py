@@ -16,7 +16,7 @@ from helexa.cortex.anthropic.reply import AnthropicReply
 from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.forwarding.client_reply import Reply, ResponseReply
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
-from helexa.cortex.forwarding.request_body_limits_and_parsing import BodyWorkers, is_large, read_body
+from helexa.cortex.forwarding.request_bodies import BodyWorkers, is_large, read_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routes.body_translation import read_large_request, read_message

@@ -16,7 +16,7 @@ from helexa.cortex.access.keys import Principal
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView, files_of
 from helexa.cortex.forwarding.client_reply import Reply
-from helexa.cortex.forwarding.request_body_limits_and_parsing import read_small_body
+from helexa.cortex.forwarding.request_bodies import read_small_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.pulls import NodePull
 from helexa.cortex.ollama.listed_models import ListedModel
@@ -119,7 +119,7 @@ def _may_unload(principal: Principal | None) -> bool:
 
 def _check_unload(gateway: Gateway, view: FleetView, model: str, principal: Principal | None) -> None:
     if not _may_unload(principal):
-        raise ApiError(403, "admin_only", "only an admin's API key may unload a model; send one")
+        raise ApiError(403, "admin_only", "only an admin may unload a model; send an admin's API key")
     profile = gateway.catalog.profile(model)
     if profile is not None and (profile.residency_priority or 0) >= PINNED_RESIDENCY:
         raise ApiError(
@@ -130,7 +130,9 @@ def _check_unload(gateway: Gateway, view: FleetView, model: str, principal: Prin
     kinds = {node.kind for node in view.nodes if model in node.models}
     if kinds and "neuron" not in kinds:
         raise ApiError(
-            409, "third_party_backend", f"a third-party backend serves model '{model}', and unloads it itself"
+            409,
+            "third_party_backend",
+            f"a third-party backend serves model '{model}', so only that backend can unload the model",
         )
 
 
@@ -278,7 +280,7 @@ def _check_right(gateway: Gateway, principal: Principal | None) -> None:
     if gateway.config.ollama.anyone_pulls or (principal is not None and principal.role == "admin"):
         return
     if principal is not None:
-        raise ApiError(403, "admin_only", "only an admin's API key may download models; send one")
+        raise ApiError(403, "admin_only", "only an admin may download models; send an admin's API key")
     raise ApiError(
         401, "invalid_api_key", "only an admin may download models; send an admin's API key, or use `helexa pull MODEL`"
     )

@@ -182,8 +182,8 @@ def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part
 class Exchange(Protocol):
     """The interface of all exchanges between the ranks of a group."""
 
-    # uint8, memory that the ranks of one host share, in the layout of `kernels/rank_exchange.c`; None if the exchange
-    # has no such memory
+    # uint8, memory that the ranks of one host share, in the layout of `kernels/all_reduce.c`; None if the exchange has
+    # no such memory
     memory: Tensor | None
 
     @property

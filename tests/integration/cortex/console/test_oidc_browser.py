@@ -8,7 +8,7 @@ from cortex.console.oidc_provider import Provider, settings
 from cortex.fake_node import FakeNode
 
 
-def test_browser_stays_signed_in_after_redirects_to_an_oidc_provider_on_another_site(sign_in: SignIn) -> None:
+def test_oidc_sign_in_works_in_a_browser_with_a_provider_on_another_site(sign_in: SignIn) -> None:
     """The provider is another site than the gateway, so the browser treats the redirects as cross-site."""
     provider = Provider(claims={"email": "boss@example.com", "email_verified": True})
     node = FakeNode(name="n1").holds("Org/M")

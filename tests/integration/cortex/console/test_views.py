@@ -62,7 +62,7 @@ def test_keyboard_shortcuts_open_views_and_focus_the_filter(sign_in: SignIn) -> 
     expect(page.get_by_label("Filter requests")).to_be_focused()
 
 
-def test_node_menu_and_dialog_are_opened_and_closed_by_keyboard(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_node_menu_and_dialog_work_by_keyboard(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in()
     button = page.get_by_role("button", name="Actions for n2", exact=True)
     button.focus()

@@ -88,7 +88,7 @@ async def test_tokens_reserved_by_one_key_do_not_reduce_the_budget_of_another_ke
         assert all(isinstance(outcome, Reservation) for outcome in outcomes)
 
 
-async def test_only_the_first_settle_or_release_call_decides_the_charge_of_a_reservation(url: str):
+async def test_only_the_first_settle_or_release_of_a_reservation_counts(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 50)
         await asyncio.gather(reservation.settle(7, 0), reservation.settle(9, 9), reservation.release())
@@ -100,7 +100,7 @@ async def test_only_the_first_settle_or_release_call_decides_the_charge_of_a_res
         assert await spent(url) == await charged(url) == 7
 
 
-async def test_reservation_is_released_if_its_async_with_block_ends_without_a_call_of_settle(url: str):
+async def test_reservation_is_released_if_its_context_ends_without_a_settlement(url: str):
     async with running(url) as [ledger]:
         with pytest.raises(KeyError):
             async with await ledger.reserve(holder(), "a", "Org/M", 50):
@@ -147,7 +147,7 @@ async def test_budget_window_started_by_a_clock_that_was_ahead_does_not_lock_the
     assert [tuple(row.values()) for row in windows] == [(1_700_000_000, 60), (1_700_086_400, 100)]
 
 
-async def test_lease_taken_while_the_clock_was_ahead_is_not_used_after_the_clock_is_corrected(url: str):
+async def test_lease_taken_while_the_clock_was_ahead_is_not_used(url: str):
     clock, key = Clock(), holder(100, window=Window("rolling", 3600))
     async with running(url, clock=clock) as [ledger]:
         clock.now += 86_400
@@ -218,7 +218,7 @@ async def test_canceled_call_of_reserve_holds_no_tokens(url: str):
         assert await spent(url) == 0
 
 
-async def test_used_tokens_are_charged_although_the_task_that_calls_settle_is_canceled(url: str):
+async def test_reservation_is_settled_although_the_caller_of_settle_is_cancelled(url: str):
     async with running(url) as [ledger]:
         for _ in range(10):
             reservation = await ledger.reserve(holder(None), "a", "Org/M", 10)
@@ -230,7 +230,7 @@ async def test_used_tokens_are_charged_although_the_task_that_calls_settle_is_ca
     assert await spent(url) == await charged(url) == 70
 
 
-async def test_closed_ledger_rejects_new_reservations_and_charges_open_ones_completely(url: str):
+async def test_closed_ledger_rejects_reservations_and_ignores_settlements(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 10)
         await ledger.close()

@@ -25,7 +25,7 @@ STEP = 3_000  # the cap rises by this for each victim, so that victims keep reac
 PER_VICTIM = 8
 
 
-async def test_killed_gateways_exceed_no_cap_and_lose_no_recorded_charge(url: str, tmp_path: Path):
+async def test_caps_hold_and_settled_charges_remain_after_gateways_are_killed(url: str, tmp_path: Path):
     concurrent = 1 if url.startswith("sqlite") else 3  # only one gateway may use a SQLite file
     rng, journal = random.Random(11), tmp_path / "journal"
     journal.touch()

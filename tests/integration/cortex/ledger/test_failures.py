@@ -52,7 +52,7 @@ async def test_read_only_database_gives_503_until_it_is_writable_again() -> None
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_each_request_is_charged_once_if_a_postgres_standby_is_promoted_meanwhile() -> None:
+async def test_postgres_standby_takes_over_after_its_promotion_and_charges_stay_exact() -> None:
     with running_postgres() as primary, running_postgres(primary) as standby:
         primary.wait_for_standbys()
         url = primary.new_database(standby)
@@ -118,7 +118,7 @@ class BrokenDatabase:
         self._patch.undo()
 
 
-async def test_ledger_charges_and_reserves_tokens_again_after_unexpected_database_exceptions(
+async def test_ledger_settles_and_reserves_again_after_unexpected_database_exceptions(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(url, shared=True) as [ledger]:
@@ -134,7 +134,7 @@ async def test_ledger_charges_and_reserves_tokens_again_after_unexpected_databas
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_unexpected_error_in_the_group_commit_task_loses_no_charge(
+async def test_unexpected_error_in_the_group_commit_task_loses_no_settlement(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(url, shared=True) as [ledger]:
@@ -193,9 +193,7 @@ async def test_heartbeat_of_the_gateway_continues_after_unexpected_exceptions(
         await eventually(lambda: ledger._group_commit.budgets.batch > batch + 1)
 
 
-async def test_repeated_failures_of_a_periodic_task_are_logged_once_and_so_is_its_recovery(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_periodic_work_logs_its_first_failure_and_its_recovery_once(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = iter([ValueError("a"), OSError("b"), None, None])
     done = asyncio.Event()
 
@@ -211,12 +209,12 @@ async def test_repeated_failures_of_a_periodic_task_are_logged_once_and_so_is_it
         await done.wait()
         task.cancel()
     assert caplog.messages == [
-        "periodic work failed problem='work fails' error=a; it is tried again",
+        "periodic work failed problem='work fails' error=a retry_secs=0; the work is tried again",
         "periodic work succeeds again problem='work fails'",
     ]
 
 
-async def test_charge_is_written_again_until_a_locked_sqlite_database_is_free(
+async def test_settlement_is_retried_until_a_locked_sqlite_database_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_SECS", 0.01)

@@ -27,7 +27,7 @@ def test_lease_takes_fewer_tokens_in_advance_near_the_cap():
     assert grant(-5, [1]) == 0
 
 
-def test_tokens_granted_to_a_lease_exclude_reservations_above_the_remaining_tokens():
+def test_grant_skips_reservations_that_exceed_the_remaining_tokens():
     assert grant(100, [90, 50, 10]) == 100
 
 

@@ -39,7 +39,7 @@ def log_lines(path: Path) -> list[bytes]:
     return [line for file in files for line in file.read_bytes().partition(b"\0")[0].splitlines()]
 
 
-async def test_charges_and_reservations_are_written_to_the_log_while_the_database_is_locked(path: Path):
+async def test_reservations_are_settled_in_the_log_while_the_database_is_locked(path: Path):
     url = f"sqlite:{path}"
     async with running(url) as [ledger]:
         await (await ledger.reserve(holder(1000), "first", "Org/M", 10)).settle(1, 1)
@@ -101,7 +101,7 @@ async def test_incomplete_or_damaged_line_of_the_write_ahead_log_is_ignored(path
     await database.close()
 
 
-async def test_settle_returns_only_after_the_database_write_if_the_log_file_cannot_grow(
+async def test_settlements_wait_for_the_database_if_the_log_file_cannot_grow(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     url = f"sqlite:{path}"
@@ -124,7 +124,7 @@ async def test_settle_returns_only_after_the_database_write_if_the_log_file_cann
         assert await spent(url) == await charged(url) == 9
 
 
-async def test_settle_returns_only_after_the_database_write_if_the_disk_is_nearly_full(
+async def test_settlements_wait_for_the_database_if_the_disk_is_nearly_full(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     url = f"sqlite:{path}"
@@ -193,7 +193,7 @@ def refuse_lines_with(ledger: Ledger, marker: bytes) -> list[bytes]:
     return refused
 
 
-async def test_logged_charge_survives_a_failed_batch_and_a_database_error(path: Path):
+async def test_logged_settlement_survives_a_failed_batch_and_a_database_error(path: Path):
     database, ledger = await busy_gateway(path)
     await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
     write, calls = database.write, 0
@@ -240,7 +240,7 @@ async def test_failed_write_to_the_log_disables_the_log_until_the_next_batch(pat
         assert await states(url) == ["settled", "orphaned", "orphaned"]
 
 
-async def test_charge_in_a_failed_database_batch_is_written_again(path: Path):
+async def test_settlement_in_a_failed_database_batch_is_written_again(path: Path):
     database, ledger = await busy_gateway(path)
     first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
     await ledger.flush()

@@ -35,7 +35,7 @@ def raised_while(error: Exception, context: Exception) -> Exception:
         (ValueError("cannot allocate memory for a name"), False, False),
     ],
 )
-def test_device_and_out_of_memory_errors_are_detected_in_the_causes_of_an_exception(
+def test_device_and_memory_errors_are_recognized_along_the_chain_of_causes(
     error: Exception, device: bool, memory: bool
 ):
     assert (is_device_fault(error), is_out_of_memory(error)) == (device, memory)
@@ -47,14 +47,14 @@ def test_error_with_a_cyclic_chain_of_causes_is_classified():
     assert not is_device_fault(first)
 
 
-def test_out_of_memory_counter_returns_true_at_the_third_error_without_a_reset():
+def test_third_out_of_memory_error_in_a_row_reaches_the_limit():
     strikes = OutOfMemoryCounter()
     assert [strikes.strike(), strikes.strike()] == [False, False]
     strikes.reset()
     assert [strikes.strike(), strikes.strike(), strikes.strike()] == [False, False, True]
 
 
-def test_failed_allocation_of_torch_on_the_cpu_is_classified_as_out_of_memory():
+def test_failed_allocation_of_torch_on_the_cpu_is_recognized_as_out_of_memory():
     # An allocation of this size always fails. On a CPU, torch raises a plain RuntimeError for it.
     with pytest.raises(RuntimeError) as refused:
         torch.empty(1 << 60)

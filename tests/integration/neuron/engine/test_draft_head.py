@@ -133,9 +133,7 @@ def test_speculation_with_a_draft_head_changes_no_output_in_random_schedules(tra
     assert counts["cached"]
 
 
-def test_engine_keeps_using_a_trained_draft_head_and_soon_stops_using_a_random_one(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_draft_gate_admits_drafts_of_a_trained_head_and_stops_a_random_head(trained: Trained, tmp_path: Path) -> None:
     folder, draft = trained.folder, trained.draft
     if draft is None:
         folder = tmp_path / "model"

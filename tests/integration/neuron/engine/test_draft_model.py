@@ -175,7 +175,7 @@ def test_unusable_draft_model_is_rejected_with_the_reason(
         load_pair(tmp_path / "model", tmp_path / "model", **options)
 
 
-def test_engine_keeps_using_a_trained_draft_model_and_soon_stops_using_a_random_one(tmp_path: Path) -> None:
+def test_draft_gate_admits_drafts_of_a_trained_model_and_stops_a_random_model(tmp_path: Path) -> None:
     trained_model(tmp_path / "model", 60, **TEXT | {"model_type": "llama", "num_hidden_layers": 2})
     trained_model(tmp_path / "trained", 60, **DRAFT)
     related_model(tmp_path / "random", **DRAFT)

@@ -87,7 +87,7 @@ async def test_engine_stopped_by_sigstop_is_killed(smollm2_gguf: Path):
         assert await died == "the engine made no progress for 1.5 s and was killed"
 
 
-async def test_engine_completes_a_request_if_its_socket_descriptor_exceeds_1023(smollm2_gguf: Path):
+async def test_engine_works_if_its_socket_descriptor_exceeds_1023(smollm2_gguf: Path):
     """The engine's socket has a descriptor above 1023, which `select` does not support."""
     with many_descriptors():
         async with running(smollm2_gguf, step_seconds=60) as client:

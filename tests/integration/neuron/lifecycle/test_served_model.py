@@ -107,7 +107,7 @@ def test_many_concurrent_prompts_do_not_lower_the_context_limit() -> None:
     assert machine.model.limit.context >= limit.context
 
 
-def test_reading_the_context_limit_does_not_change_the_measured_prefill_rate() -> None:
+def test_reading_the_context_limit_does_not_change_the_measured_rate() -> None:
     machine = Machine(base=0.0, row=0.01)
     machine.submit(1, prompt=1000)
     machine.run()

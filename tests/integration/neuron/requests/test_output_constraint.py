@@ -177,9 +177,7 @@ async def test_forced_or_strict_tool_call_is_400_if_its_schema_cannot_be_enforce
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("text", ["{}", "```json\n{}\n```", "I draw.\n```json\n{}"])
-async def test_tool_call_without_tags_is_returned_as_a_tool_call_for_strict_and_non_strict_tools(
-    text: str, strict: bool
-) -> None:
+async def test_tool_call_without_tags_is_recognized_for_strict_and_other_tools(text: str, strict: bool) -> None:
     call = '{"name": "draw", "arguments": {"size": "small", "legs": 4}}'
     tool = {**TOOL, "function": {**TOOL["function"], "strict": strict}}  # type: ignore[dict-item]
     async with serve(answer(text.replace("{}", call)), AGENT_TEMPLATE) as node:

@@ -61,7 +61,7 @@ async def test_streamed_completion_has_the_log_probabilities_of_a_complete_answe
 
 
 @pytest.mark.parametrize("prompt", ["a", "abc"])
-async def test_max_tokens_0_with_echo_returns_only_the_prompt_and_its_log_probabilities(prompt: str) -> None:
+async def test_max_tokens_0_returns_only_the_scored_prompt(prompt: str) -> None:
     async with serve(scoring) as node:
         (choice,) = await choices(node, prompt=prompt, echo=True, logprobs=0, max_tokens=0)
         status, reply = await node.post(PATH, {"model": MODEL, "prompt": prompt, "max_tokens": 0})
@@ -70,7 +70,7 @@ async def test_max_tokens_0_with_echo_returns_only_the_prompt_and_its_log_probab
     assert (status, reply["choices"][0]["text"], reply["usage"]["completion_tokens"]) == (200, "", 0)
 
 
-async def test_log_probabilities_of_a_prompt_that_fills_the_whole_context_are_returned() -> None:
+async def test_prompt_that_fills_the_whole_context_can_be_scored() -> None:
     async with serve(scoring, context=8) as node:
         (choice,) = await choices(node, prompt="a" * 8, echo=True, logprobs=0, max_tokens=0)
         assert (await node.error(PATH, {"model": MODEL, "prompt": "a" * 8, "max_tokens": 1}))[0] == 400
@@ -115,7 +115,7 @@ async def test_prompts_of_a_list_are_computed_at_most_16_at_a_time() -> None:
     assert most <= 16
 
 
-async def test_echo_with_logprobs_returns_the_log_probabilities_of_each_prompt_of_a_list() -> None:
+async def test_echo_with_logprobs_scores_the_tokens_of_each_prompt_of_a_list() -> None:
     async with serve(scoring) as node:
         scored = await choices(node, prompt=["ab", "abc"], echo=True, logprobs=0, max_tokens=0)
     assert [one["logprobs"]["token_logprobs"] for one in scored] == [[None, -1.0], [None, -1.0, -2.0]]

@@ -46,7 +46,7 @@ async def test_image_is_rejected_without_vision() -> None:
     assert (status, reply["error"]["code"]) == (400, "vision_unsupported")
 
 
-def test_schema_of_the_specification_accepts_the_field_phase_in_a_message() -> None:
+def test_schema_of_the_specification_accepts_messages_with_a_phase() -> None:
     content = [{"type": "output_text", "text": "Four.", "annotations": [], "logprobs": []}]
     item = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": content}
     specification().check("ItemField", {**item, "phase": "final_answer"})

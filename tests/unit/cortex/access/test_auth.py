@@ -28,7 +28,7 @@ ROOT = Principal("ops", "ops-1", role="admin")
 blanks = st.sampled_from([b"", b" ", b"  ", b"\t"])
 token = st.binary(min_size=1, max_size=600).filter(lambda value: value == value.strip() != b"")
 
-INVALID = "invalid API key; check it, or create one with `cortex keys create`"
+INVALID = "invalid API key; check the key, or create one with `cortex keys create`"
 
 
 def key(principal: Principal, secret: bytes, **fields: Any) -> Key:

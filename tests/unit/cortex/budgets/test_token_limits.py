@@ -169,18 +169,18 @@ def test_request_that_references_stored_items_reserves_the_whole_context(item: A
     assert (spending.most_tokens(10, None) > UNKNOWN_CONTEXT) == (stored is not None)
 
 
-def test_item_reference_written_with_json_escapes_selects_the_previous_response() -> None:
+def test_item_reference_with_json_escapes_is_recognized() -> None:
     body = b'{"model":"a","max_output_tokens":10,"input":[{"type":"item_\\u0072eference","\\u0069d":"msg_abc_0"}]}'
     assert parse_request(RESPONSES, [], body).previous == "resp_abc"
 
 
-def test_item_reference_beside_an_out_of_range_number_counts_as_a_continued_response() -> None:
+def test_item_reference_beside_an_out_of_range_number_is_recognized() -> None:
     hidden = b'{"role":"user","content":"x","id":1e999},{"type":"item_reference","id":"msg_abc_0"}'
     body = b'{"model":"a","max_output_tokens":10,"input":[%b]}' % hidden
     assert parse_request(RESPONSES, [], body).spending.continues
 
 
-def test_tokens_of_a_request_are_estimated_from_its_output_limit_for_rate_limits() -> None:
+def test_rate_limits_use_an_estimate_of_the_tokens_of_a_request() -> None:
     def estimate(limit: Limit | None, path: str = CHAT, **fields: Any) -> int:
         request = ask(path, **fields)
         return request.tokens(limit) - request.prompt_estimate

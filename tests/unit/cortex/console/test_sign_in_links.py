@@ -123,7 +123,7 @@ async def test_sign_in_link_allows_changes_on_a_gateway_without_required_keys(la
         ({"forwarded": "for=203.0.113.9"}, "sign_in_link_not_local"),
     ],
 )
-async def test_sign_in_link_opened_through_a_proxy_or_foreign_site_is_rejected_and_not_used_up(
+async def test_sign_in_link_opened_from_elsewhere_is_rejected_and_not_used_up(
     laptop: Cortex, headers: dict[str, str], code: str
 ) -> None:
     client, token = Client(laptop, headers=headers), token_of()

@@ -12,7 +12,7 @@ ALL = (PAIR, Requester(ANY, "/chat"))
 LONGEST = FIRST_EJECTION_SECS * 2 ** (MAX_STRIKES - 1)
 
 
-def test_first_bad_response_ejects_a_nodes_model_only_for_this_client_and_path() -> None:
+def test_first_bad_response_ejects_node_and_model_only_for_its_client_and_path() -> None:
     ejections = Ejections()
     assert not ejections.struck(PAIR, ANN, 0.0)
     assert ejections.ejected(0.0) == {(PAIR, ANN)}
@@ -27,7 +27,7 @@ def test_bad_responses_to_two_clients_eject_node_and_model_for_all_clients() -> 
     assert ALL in ejections.ejected(0.0)
 
 
-def test_good_response_to_another_client_prevents_an_ejection_for_all_clients() -> None:
+def test_good_response_to_another_client_prevents_an_ejection_for_all() -> None:
     ejections = Ejections()
     for now in range(100):
         ejections.struck(PAIR, ANN, float(now))
@@ -62,7 +62,7 @@ def test_failed_trial_doubles_the_ejection_time_and_a_successful_trial_ends_it()
     assert not ejections.began(PAIR, ANN, now) and not ejections.served(PAIR, ANN)
 
 
-def test_third_rejection_in_a_row_on_a_path_requires_a_try_on_another_node() -> None:
+def test_node_that_rejects_all_requests_of_a_path_is_suspected() -> None:
     ejections = Ejections()
     assert [ejections.rejected(PAIR, "/chat") for _ in range(4)] == [False, False, True, True]
     assert not ejections.rejected(PAIR, "/else")

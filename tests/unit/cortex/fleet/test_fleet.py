@@ -174,12 +174,12 @@ def test_loopback_address_in_a_model_url_is_replaced_by_the_host_of_the_node(rep
         ("http://far:13131", "http://169.254.169.254/latest", "'169.254.169.254' is not the host of the endpoint"),
         ("http://far:13131", "http://far.evil:13131", "'far.evil' is not the host of the endpoint"),
         ("http://far:13131", "http://far@evil", "'evil' is not the host of the endpoint"),
-        ("https://far", "http://far", "it is http, but"),
-        ("https://far", "http://localhost:13131", "it is http, but"),
-        ("http://far:13131", "ftp://far", "not an http URL"),
-        ("http://far:13131", "nonsense", "not an http URL"),
-        ("http://far:13131", "http://[", "not an http URL"),
-        ("http://far:13131", "http://localhost:99999", "not an http URL"),
+        ("https://far", "http://far", "the reported URL is http, but"),
+        ("https://far", "http://localhost:13131", "the reported URL is http, but"),
+        ("http://far:13131", "ftp://far", "is not an http"),
+        ("http://far:13131", "nonsense", "is not an http"),
+        ("http://far:13131", "http://[", "is not an http"),
+        ("http://far:13131", "http://localhost:99999", "is not an http"),
     ],
 )
 def test_model_url_with_a_host_that_is_not_the_nodes_is_rejected(
@@ -198,7 +198,10 @@ async def test_bearer_and_prompts_are_sent_only_to_allowed_hosts(
         async with running_cortex(node, settings={"neurons": [section]}) as cortex:
             assert (await cortex.ask())[0] == 200
         assert len(node.bodies) == 1 and not other_host.bodies and not other_host.polled_paths
-        assert "its host '127.0.0.2' is not the host of the endpoint; add it to allowed_hosts" in caplog.text
+        assert (
+            "the reported host '127.0.0.2' is not the host of the endpoint; add the reported host to allowed_hosts"
+            in caplog.text
+        )
         section["allowed_hosts"] = ["127.0.0.2"]
         async with running_cortex(node, settings={"neurons": [section]}) as cortex:
             assert cortex.gateway.fleet.node("n1").url("Org/M") == node.endpoint

@@ -37,7 +37,7 @@ async def test_poll_error_names_a_refused_connection_or_an_unknown_host() -> Non
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             "https",
-            "no TLS connection to {url}; check whether it speaks http instead of https",
+            "no TLS connection to {url}; check whether the node speaks http instead of https",
         ),
     ],
 )

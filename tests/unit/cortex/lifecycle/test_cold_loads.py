@@ -69,7 +69,7 @@ async def test_load_error_already_loaded_of_a_node_counts_as_success(cold: Any, 
         (400, {"error": "out of memory:\n  3 GB short"}, "out of memory: 3 GB short", None),
         (422, {"error": {"kind": "repo_fetch_failed", "message": "hub is down"}}, "hub is down", "5"),
         (422, {"error": {"kind": "quant_not_found", "available": ["q8_0"]}}, "quant_not_found", None),
-        (500, "boom", "the node answered HTTP 500; see its log", "5"),
+        (500, "boom", "the node answered HTTP 500; see the node's log", "5"),
     ],
 )
 async def test_failed_load_reports_the_reason_to_the_client(

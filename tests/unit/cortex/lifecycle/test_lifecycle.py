@@ -57,12 +57,12 @@ async def test_unreported_model_size_is_taken_from_the_catalog() -> None:
         assert node.unloads == ["A"]
 
 
-async def test_model_of_higher_rank_is_not_evicted_for_a_model_of_lower_rank() -> None:
+async def test_model_of_higher_rank_is_not_evicted() -> None:
     models = [*MODELS[:3], {"id": "Pinned", "vram_mb": 6000, "pinned_on": ["n1"]}]
     async with one_card("Pinned") as node, stage(node, models=models) as s:
         error = await s.refused("B")
         assert (error.status, error.code, error.retry_after) == (503, "service_unavailable", 30)
-        assert "it needs 6.84 GB" in str(error)
+        assert "the model needs 6.84 GB" in str(error)
         assert node.unloads == []
         assert s.settled()
 
@@ -329,7 +329,7 @@ async def test_model_of_a_node_that_came_back_serves_waiting_requests_before_its
             assert (await second).node == "b"
 
 
-async def test_memory_that_a_running_load_needs_is_not_used_for_a_second_load() -> None:
+async def test_memory_of_a_running_load_is_not_given_to_another() -> None:
     async with one_card(total_mb=10000) as node, stage(node, swap_wait_secs=60) as s:
         node.may_load.clear()
         first = s.ask("A")

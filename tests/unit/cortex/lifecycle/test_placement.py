@@ -209,7 +209,7 @@ def test_multi_device_model_is_placed_only_if_each_device_has_enough_memory() ->
         place(snapshot_of(node("a", gpus=[24000, 24000], free=[16000, 15000]), known=known), "wide"), ColdPlacement
     )
     narrow = replace(node("a", gpus=[24000, 24000], free=[23000, 9000]), models={"C": ModelInfo(id="C", devices=[0])})
-    with pytest.raises(ApiError, match=r"it needs 29\.3 GB on 2 devices"):
+    with pytest.raises(ApiError, match=r"the model needs 29\.3 GB on 2 devices"):
         place(snapshot_of(narrow, known=known), "wide")
 
 
@@ -532,7 +532,7 @@ def on_disk(*nodes: Node, serves: bool = True, names: Sequence[str] = (), **size
 def test_model_larger_than_the_free_memory_of_each_empty_cpu_node_is_rejected() -> None:
     known = catalog(big={}, unknown={})
     snapshot = snapshot_of(cpu_node("a", free=11_264), known=known, estimates_mb={"big": 63_000})
-    with pytest.raises(ApiError, match=r"it needs 61\.5 GB; a has 11\.0 GB free") as refused:
+    with pytest.raises(ApiError, match=r"the model needs 61\.5 GB; a has 11\.0 GB free") as refused:
         place(snapshot, "big")
     assert refused.value.retry_after is not None
     explanation = explain(snapshot, "big")
@@ -570,7 +570,7 @@ def test_memory_of_a_catalog_model_without_vram_mb_is_estimated_from_its_files()
     assert "local_models = true" in explain(snapshot, "M").candidates[0].verdict
 
 
-def test_memory_estimate_of_a_model_includes_its_draft_model_if_that_is_on_the_disk() -> None:
+def test_draft_model_on_a_disk_counts_in_the_estimate_of_its_model() -> None:
     view = on_disk(cpu_node("a", free=16_000), M=15_000, draft=2000)
     for draft, needs_mb in ((None, 15_000), ("draft", 17_000), ("gone", 15_000)):
         snapshot = FleetSnapshot(view, catalog(M={"draft_model": draft}), NOW, settings=FAST)

@@ -62,7 +62,7 @@ def test_sleeping_model_does_not_evict_a_model_of_a_higher_rank() -> None:
     assert explain(snapshot_of(full), "A").decision == "refuse"
 
 
-def test_pinned_model_never_unloads_when_idle_unless_the_catalog_sets_an_idle_time() -> None:
+def test_load_request_gives_a_pinned_model_an_idle_time_only_from_the_catalog() -> None:
     idle_secs = {"A": None, "P": 0.0, "Q": 60.0}
     known = catalog(A={}, P={"pinned_on": ["a"]}, Q={"pinned_on": ["a"], "idle_unload_secs": 60})
     assert {profile.id: load_spec(profile, ()).idle_unload_secs for profile in known.models} == idle_secs

@@ -17,7 +17,7 @@ from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.breaker import ANY
 from helexa.cortex.fleet.ejection import ANYONE, Requester
 from helexa.cortex.fleet.fleet import FleetView, Node
-from helexa.cortex.forwarding.retry_rules import may_retry
+from helexa.cortex.forwarding.retry import may_retry
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement, place
 from helexa.cortex.routing import WarmRoute, affinity_key, breaker_error, prefix_name, rank_nodes, route

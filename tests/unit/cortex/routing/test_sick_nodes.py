@@ -128,7 +128,7 @@ async def ejected(cortex: Cortex) -> list[str]:
         return (await response.json())["nodes"][0]["ejected"]
 
 
-async def test_failing_node_is_listed_as_ejected_in_api_log_and_metrics(
+async def test_failing_node_is_shown_as_ejected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 600.0)

@@ -168,7 +168,7 @@ def test_grant_for_several_ranks_is_limited_by_the_fullest_device() -> None:
     assert rejected.value.details["free_mb"] == 5000 - 2712
 
 
-def test_grant_of_a_gpu_engine_stays_reserved_in_full_until_its_model_is_loaded() -> None:
+def test_settled_gpu_engine_keeps_its_whole_grant_reserved() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")
     machine.free -= MOST

@@ -59,7 +59,7 @@ def test_equal_steps_use_the_same_workspace_memory() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_workspace_method_holds_is_true_only_for_its_own_tensors_and_their_views(backend: str) -> None:
+def test_workspace_recognizes_its_own_tensors_and_their_views(backend: str) -> None:
     with numpy_tensors() if backend == "numpy" else nullcontext():
         workspace = Workspace()
         assert workspace.holds(workspace.take(4, 6)[1:].view(-1))

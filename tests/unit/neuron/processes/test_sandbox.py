@@ -110,7 +110,7 @@ def test_failed_start_of_a_sandbox_process_leaves_no_socket_open() -> None:
     assert open_descriptors() == before
 
 
-def test_concurrent_requests_for_a_spare_sandbox_process_start_only_one() -> None:
+def test_threads_that_start_a_spare_sandbox_process_at_once_start_only_one() -> None:
     before = set(psutil.Process().children())
     together = threading.Barrier(8)
 

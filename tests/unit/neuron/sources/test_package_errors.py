@@ -46,9 +46,7 @@ def test_failed_pip_without_output_on_an_unwritable_disk_is_reported_as_full_dis
     ],
     ids=["pip", "uv"],
 )
-def test_pip_error_about_an_unreachable_package_index_becomes_a_fetch_error_with_its_cause(
-    tmp_path: Path, text: str
-) -> None:
+def test_error_of_pip_about_an_unreachable_package_index_is_recognized(tmp_path: Path, text: str) -> None:
     error = failure(tmp_path, text)
     assert error.kind == "repo_fetch_failed"
     assert "the package index cannot be reached (Connection refused); check the network" in str(error)

@@ -209,7 +209,7 @@ def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
     ],
 )
 @pytest.mark.parametrize("kind", [3, 4])
-def test_tokens_named_like_known_end_tokens_are_end_tokens_of_a_gguf_vocabulary(byte_metadata, names, ends, kind):
+def test_end_tokens_of_a_gguf_vocabulary_are_recognized_by_their_names(byte_metadata, names, ends, kind):
     tokens, types = byte_metadata["tokenizer.ggml.tokens"][:257], byte_metadata["tokenizer.ggml.token_type"][:257]
     keys = {"tokens": [*tokens, *names], "token_type": [*types, *[kind] * len(names)], "eos_token_id": 0}
     tokenizer = from_gguf(with_keys(byte_metadata, **keys))

@@ -52,7 +52,7 @@ def test_selected_template_files_equal_those_of_transformers(tmp_path, files):
     assert (tool_use or default) == tokenizer.get_chat_template(tools=[{}])
 
 
-def test_template_is_chosen_by_fixed_precedence_if_transformers_rejects_the_set_of_files(tmp_path):
+def test_template_files_that_transformers_rejects_are_selected_in_a_fixed_order(tmp_path):
     assert selected_templates(tmp_path) == (None, None)
     write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES}})
     assert selected_templates(tmp_path) == ("config", "tools of config")

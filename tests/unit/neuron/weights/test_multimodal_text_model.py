@@ -64,7 +64,7 @@ def test_output_head_is_found_at_the_top_level_or_under_the_text_model_prefix(pr
 
 
 @pytest.mark.parametrize("prefix", ["", "language_model."])
-def test_tensor_names_of_a_model_without_output_head_get_the_prefix_model(prefix: str, tmp_path: Path) -> None:
+def test_tensor_names_of_a_model_without_output_head_get_the_usual_prefix(prefix: str, tmp_path: Path) -> None:
     # Embedding models, such as Qwen3-Embedding.
     names = [f"{prefix}{name}.weight" for name in ("embed_tokens", "layers.0.mlp.up_proj", "norm")]
     with open_checkpoint(write(tmp_path, [*names, "visual.x"], NESTED)) as checkpoint:

@@ -113,7 +113,7 @@ def test_names_of_unquantized_formats_disable_quantization(quant: str) -> None:
         ("f_32", "f32"),
     ],
 )
-def test_each_alias_of_a_quantization_is_resolved_to_its_name(texts: str, name: str) -> None:
+def test_quant_names_and_aliases_are_recognized(texts: str, name: str) -> None:
     assert {quant_named(text) for text in texts.split()} == {name}
 
 

@@ -63,7 +63,7 @@ def test_model_without_a_supported_vision_part_has_no_vision_config(config: dict
     assert open_vision_checkpoint(folder) is None
 
 
-def test_image_settings_are_merged_from_processor_config_and_preprocessor_config(tmp_path: Path) -> None:
+def test_settings_of_both_image_processor_files_are_read(tmp_path: Path) -> None:
     nested = {"image_processor": {"image_mean": [0.1, 0.2, 0.3]}, "processor_class": "Qwen3VLProcessor"}
     preprocessor = {"image_std": [0.4, 0.4, 0.4], "image_mean": [0.9, 0.9, 0.9]}
     folder = folder_with(tmp_path, QWEN, preprocessor_config=preprocessor, processor_config=nested)
@@ -206,6 +206,6 @@ def test_invalid_mmproj_file_is_rejected(changes: dict[str, Any], message: str, 
         read_vision_config(tmp_path, mmproj(tmp_path, **changes))
 
 
-def test_mmproj_file_that_names_no_activation_is_read_as_quick_gelu(tmp_path: Path) -> None:
+def test_mmproj_file_with_another_activation_is_read_as_quick_gelu(tmp_path: Path) -> None:
     settings = read_vision_config(tmp_path, mmproj(tmp_path, use_gelu=None)) or pytest.fail("no vision part")
     assert settings.config["vision_config"]["hidden_act"] == "quick_gelu"

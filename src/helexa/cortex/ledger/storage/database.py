@@ -217,7 +217,8 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
         except Exception as error:
             if not has_failed:
                 log.warning(
-                    "periodic work failed problem=%s error=%s; it is tried again", quoted(problem), quoted(error)
+                    "periodic work failed problem=%s error=%s retry_secs=%g; the work is tried again",
+                    *(quoted(problem), quoted(error), interval_secs),
                 )
             has_failed = True
         else:

@@ -177,7 +177,7 @@ def _description(error: Exception) -> str:
     if isinstance(error, (asyncpg.ReadOnlySQLTransactionError, asyncpg.TargetServerAttributeNotMatched)):
         return "the ledger's PostgreSQL is read-only; set ledger.url to the primary server"
     if isinstance(error, asyncpg.PostgresError):
-        return f"the ledger's PostgreSQL reported an error: {type(error).__name__}: {error}"
+        return f"the ledger's PostgreSQL reported an error: {type(error).__name__}: {error}; see the log of PostgreSQL"
     return f"the ledger's PostgreSQL does not answer: {type(error).__name__}; start it, or check ledger.url"
 
 

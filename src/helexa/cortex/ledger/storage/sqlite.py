@@ -65,7 +65,7 @@ def _create_file(path: str) -> Path:
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise DatabaseError(
-            f"cannot open the ledger {file}: {error.strerror}; check ledger.url and the permissions of the folder"
+            f"cannot open the ledger {file}: {error.strerror}; check ledger.url and the permissions of {file.parent}"
         ) from error
     return file
 

@@ -149,7 +149,7 @@ class KernelLibrary:
     def join_ranks(self, memory: Tensor, ranks: RankGroup) -> None:
         """Prepare this rank for the exchange with other ranks in shared memory.
 
-        The memory is uint8 in the layout of `kernels/rank_exchange.c`.
+        The memory is uint8 in the layout of `kernels/all_reduce.c`.
         """
         self._start_exchanges()
         # Ranks other than 0 count their progress in the shared memory. While rank 0 waits for another rank, it reads

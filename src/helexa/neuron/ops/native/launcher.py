@@ -35,7 +35,7 @@ class Launcher:
         self._shared = tensors.empty(0, dtype=tensors.uint8)
 
     def share(self, memory: Tensor, ranks: RankGroup) -> None:
-        """Set the ranks' shared memory, uint8 in the layout of `kernels/rank_exchange.c`."""
+        """Set the ranks' shared memory, uint8 in the layout of `kernels/all_reduce.c`."""
         self._shared, self._ranks = memory, ranks
 
     def take(self, *shape: int, dtype: DType | None = None) -> Tensor:

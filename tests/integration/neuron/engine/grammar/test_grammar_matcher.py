@@ -184,9 +184,7 @@ def test_tokens_that_the_grammar_forces_are_drafted_and_take_fewer_steps(tokeniz
     assert tokens_of(outputs) == tokens_of(slowly)
 
 
-def test_computing_token_masks_for_drafts_that_were_not_sampled_does_not_change_the_matcher(
-    tokenizer: LLTokenizer,
-) -> None:
+def test_token_masks_for_rows_with_rejected_drafts_leave_the_matcher_state_unchanged(tokenizer: LLTokenizer) -> None:
     rng = random.Random(1)
     grammar = LLMatcher(tokenizer, JSON)
     tokens = tokenizer.tokenize_str('{"first_name":"Ada","age_in_years":36,"favorite_color":"red"}')
@@ -231,9 +229,7 @@ def test_matcher_rejects_exactly_the_tokens_that_the_grammar_disallows(tokenizer
         assert not grammar_matcher.error
 
 
-def test_token_rejected_by_the_grammar_is_redrawn_from_allowed_tokens_by_their_probabilities(
-    tokenizer: LLTokenizer,
-) -> None:
+def test_token_rejected_by_the_grammar_is_redrawn_from_the_allowed_tokens_in_proportion(tokenizer: LLTokenizer) -> None:
     allowed = [tokenizer.tokenize_str(letter)[0] for letter in "0123456789"]
     logits = torch.full((WIDTH,), -torch.inf)
     weights = torch.arange(1, 11, dtype=torch.float32)
@@ -255,7 +251,7 @@ def test_token_rejected_by_the_grammar_is_redrawn_from_allowed_tokens_by_their_p
     assert ((counts[allowed] / draws - shares).abs() < 4 * (shares * (1 - shares) / draws).sqrt()).all()
 
 
-def test_grammar_matcher_does_not_end_at_an_end_token_that_is_only_drafted(tokenizer: LLTokenizer) -> None:
+def test_end_token_in_drafts_does_not_end_the_matcher(tokenizer: LLTokenizer) -> None:
     grammar_matcher = GrammarMatcher(LLMatcher(tokenizer, DIGITS))
     for token in tokenizer.tokenize_str("123"):
         grammar_matcher.advance(token)
@@ -300,9 +296,7 @@ class RecordingDrafter(Drafter):
         super().learn(drafted, accepted)
 
 
-def test_drafts_forced_by_the_grammar_stay_within_the_draft_limit_and_do_not_train_the_drafter(
-    tokenizer: LLTokenizer,
-) -> None:
+def test_forced_token_drafts_respect_the_draft_limit_and_do_not_train_the_drafter(tokenizer: LLTokenizer) -> None:
     grammar = LLMatcher.grammar_from_regex("(yes|no): " + "the quick brown fox jumps over the lazy dog, " * 20)
     scheduler = Scheduler(EngineOptions(), PagePool(1000, 4))
     sequence = Sequence(request(0, grammar, max_tokens=400), matcher=GrammarMatcher(LLMatcher(tokenizer, grammar)))
@@ -340,9 +334,7 @@ def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
 
 
 @pytest.mark.parametrize("ahead", range(4))
-def test_grammar_matcher_continues_after_an_error_caused_by_drafts_that_are_not_accepted(
-    tokenizer: LLTokenizer, ahead: int
-) -> None:
+def test_matcher_error_within_rejected_drafts_is_ignored(tokenizer: LLTokenizer, ahead: int) -> None:
     matcher, most, many, last = narrow(tokenizer)
     fitting, filled = GrammarMatcher(matcher), GrammarMatcher(matcher)
     for grammar_matcher in (fitting, filled):

@@ -129,7 +129,7 @@ def test_matcher_after_random_drafts_equals_a_new_matcher_with_the_same_tokens(
 
 
 @pytest.mark.parametrize("format_name", daily(DAILY_FORMATS, TOOL_CALL_FORMATS))
-def test_tool_call_matcher_after_random_drafts_equals_a_new_matcher_with_the_same_tokens(format_name: str) -> None:
+def test_tool_call_matcher_after_random_drafts_equals_a_new_matcher(format_name: str) -> None:
     known = byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers))
     for parallel in (True, False):
         grammar = for_tools(format_name, TOOLS, "required", parallel, token_id=known.token_id)

@@ -26,7 +26,7 @@ def test_page_pool_takes_the_free_pages_with_the_lowest_numbers_first() -> None:
     assert pool.take(5) == [0, 1, 2, 3, 4]
 
 
-def test_cached_page_that_no_sequence_holds_is_found_by_its_hash_and_counts_as_free() -> None:
+def test_registered_page_that_no_sequence_holds_matches_and_counts_as_free() -> None:
     pool = PagePool(4, 4)
     pages = cached_pages(pool, A, B)
     assert pool.free == 4

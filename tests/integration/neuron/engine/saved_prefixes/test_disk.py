@@ -131,9 +131,7 @@ def test_segments_older_than_30_days_are_deleted(tmp_path: Path, opened: Open) -
     assert not segment.exists()
 
 
-def test_prompts_can_be_saved_and_read_after_expired_segments_of_the_namespace_were_deleted(
-    tmp_path: Path, opened: Open
-) -> None:
+def test_saved_prompt_namespace_works_after_its_expired_segments_were_deleted(tmp_path: Path, opened: Open) -> None:
     opened("a").write(key(0), [b"x"])
     (old,) = (tmp_path / "a").glob("*.segment")
     os.utime(old, (1, 1))

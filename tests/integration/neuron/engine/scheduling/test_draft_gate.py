@@ -70,7 +70,7 @@ def test_small_draft_model_that_never_helps_costs_at_most_3_percent_of_a_short_a
     assert Simulation(0.02).run(100, acceptance=0.0) >= 0.97
 
 
-def test_pauses_in_drafting_double_while_the_model_accepts_no_drafts() -> None:
+def test_draft_gate_doubles_its_pauses_while_all_drafts_are_rejected() -> None:
     simulation = Simulation(0.02)
     rests: list[int] = []
     for _ in range(3000):
@@ -86,7 +86,7 @@ def test_pauses_in_drafting_double_while_the_model_accepts_no_drafts() -> None:
 @pytest.mark.parametrize(
     ("ratio", "acceptance", "gain"), [(0.45, 0.97, 1.2), (0.45, 0.89, 1.08), (0.1, 0.7, 1.25), (0.02, 0.9, 1.9)]
 )
-def test_drafting_reaches_the_speedup_that_draft_cost_and_acceptance_rate_allow(
+def test_draft_gate_reaches_the_speedup_that_cost_and_acceptance_rate_allow(
     ratio: float, acceptance: float, gain: float
 ) -> None:
     simulation = Simulation(ratio)
@@ -94,13 +94,13 @@ def test_drafting_reaches_the_speedup_that_draft_cost_and_acceptance_rate_allow(
     assert simulation.gate.gain >= gain * 0.9
 
 
-def test_few_drafts_are_made_if_drafts_cost_more_time_than_they_save() -> None:
+def test_draft_gate_permits_few_drafts_if_drafts_cost_more_than_they_save() -> None:
     simulation = Simulation(0.45)
     assert simulation.run(1000, acceptance=0.4) >= 0.97
     assert simulation.drafted < 120
 
 
-def test_drafts_cost_little_when_acceptance_falls_to_zero_and_save_time_when_it_rises_again() -> None:
+def test_draft_gate_adapts_to_a_change_of_the_acceptance_rate() -> None:
     simulation = Simulation(0.1)
     assert simulation.run(300, acceptance=0.8) > 1.2
     simulation.run(100, acceptance=0.0)
@@ -109,7 +109,7 @@ def test_drafts_cost_little_when_acceptance_falls_to_zero_and_save_time_when_it_
     assert simulation.run(300, acceptance=0.8) > 1.2
 
 
-def test_noisy_step_times_do_not_stop_drafting_if_drafts_save_much_time() -> None:
+def test_noisy_step_times_do_not_close_the_draft_gate_if_the_gain_is_large() -> None:
     assert Simulation(0.1, noise=1.0).run(1000, acceptance=0.8) > 1.0
 
 

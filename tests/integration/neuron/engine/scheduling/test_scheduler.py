@@ -275,7 +275,7 @@ def test_sequence_with_max_tokens_0_ends_after_its_prompt() -> None:
     assert pool.free == 100
 
 
-def test_non_finite_log_probability_of_a_prompt_token_fails_only_its_sequence() -> None:
+def test_non_finite_prompt_scores_fail_only_their_sequence() -> None:
     scheduler = Scheduler(options(), PagePool(100, 4))
     scheduler.add(scored(1, 3))
     scheduler.add(scored(2, 3, max_tokens=1))
@@ -289,7 +289,7 @@ def test_non_finite_log_probability_of_a_prompt_token_fails_only_its_sequence() 
     scheduler.check_idle()
 
 
-def test_prompt_with_requested_log_probabilities_is_computed_without_cached_pages() -> None:
+def test_prompt_whose_tokens_are_scored_does_not_use_cached_pages() -> None:
     scheduler = Scheduler(options(), PagePool(100, 4))
     for number in (1, 2):
         scheduler.add(scored(number, 20))

@@ -62,7 +62,7 @@ def test_channel_messages_arrive_in_both_directions(ends: tuple[Channel, Channel
     assert connected.receive_bytes() == b"\0" * 100_000
 
 
-def test_channel_moved_to_another_process_sends_and_receives_further_messages(ends: tuple[Channel, Channel]) -> None:
+def test_channel_transferred_to_another_process_continues(ends: tuple[Channel, Channel]) -> None:
     connected, accepted = ends
     connected.send(Note("first"))
     assert accepted.receive(Note) == Note("first")

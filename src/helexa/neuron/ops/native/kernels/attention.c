@@ -3,7 +3,7 @@
  * positions. The result of each segment is merged into the result of the earlier segments. Pages and segments begin at
  * fixed positions, and masked positions add nothing. The result of a row therefore does not depend on the other rows of
  * the tile, or on whether one item or several items compute the segments. */
-#include "byte_page_products.h"
+#include "byte_pages.h"
 #include "graph.h"
 #include "page_products.h"
 

@@ -298,7 +298,7 @@ typedef struct {
     float factor;
 } embed_plain_arguments;
 
-/* Copy this rank's columns, from `first` on, to the memory that the ranks share (see rank_exchange.c). */
+/* Copy this rank's columns, from `first` on, to the memory that the ranks share (see all_reduce.c). */
 typedef struct {
     const float *x;  /* [rows, width] */
     uint8_t *shared;

@@ -9,8 +9,8 @@
  * A score includes the logarithm of the value's scale, so that a weight includes this scale. The weights of a page are
  * rounded to bytes relative to the largest weight of the page, because relative to the largest weight of all pages,
  * they would be 0 in most pages. */
-#ifndef BYTE_PAGE_PRODUCTS_H
-#define BYTE_PAGE_PRODUCTS_H
+#ifndef BYTE_PAGES_H
+#define BYTE_PAGES_H
 
 #include "slices.h"
 
