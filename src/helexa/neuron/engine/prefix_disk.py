@@ -86,11 +86,15 @@ def most_together(limit_bytes: int) -> int:
 
 
 class PrefixDisk:
-    """The records of one namespace on disk. Thread-safe.
+    """The saved prompts of one model with one set of options, on disk. Thread-safe.
+
+    A namespace is the folder of this model and these options, a segment is a file in the folder, and a record is one
+    item in a segment, such as one KV page of a prompt.
 
     Args:
         folder: folder of the namespace. Its parent folder contains all namespaces.
         limit_bytes: maximum size of the segments in all namespaces.
+        model: id of the model, which is stored in the folder to show whose prompts it contains.
 
     Raises:
         PermissionError: `folder` belongs to another user, or other users can change its files.
@@ -109,7 +113,9 @@ class PrefixDisk:
             state = folder.stat()
             # Users who can write these files can change the model's answers, and the owner can read the prompts.
             if state.st_uid != os.geteuid() or state.st_mode & 0o022:
-                raise PermissionError(f"{folder} belongs to another user, or others can write to it; delete it")
+                raise PermissionError(
+                    f"the folder {folder} belongs to another user, or others can write to the folder; delete the folder"
+                )
         for segment in sorted(folder.glob(f"*{_NAME}")):
             with suppress(OSError, struct.error):  # the segment was deleted or truncated in the meantime
                 records = _records(segment)
@@ -155,7 +161,7 @@ class PrefixDisk:
         except OSError as error:
             self._pop(key)
             _log.warning(
-                "saved page of a prompt not read path=%s error=%s; it is computed again",
+                "saved page of a prompt not read path=%s error=%s; the page is computed again",
                 quoted(record.segment),
                 quoted(error.strerror or error),
             )
@@ -274,11 +280,12 @@ class PrefixDisk:
         total = sum(bytes_ for _, bytes_, _ in segments)
         if size > self._limit_bytes:
             raise OSError(
-                f"prefix_disk_mb is {self._limit_bytes >> 20}, too small for one file of {-(-size >> 20)} MiB"
+                f"prefix_disk_mb is {self._limit_bytes >> 20}, too small for one file of {-(-size >> 20)} MiB; "
+                "set a larger value"
             )
         # Other programs fill the disk: even without any segment, too little space would be free.
         if shutil.disk_usage(root).free + total < size + _RESERVED_BYTES:
-            raise OSError("the disk is nearly full")
+            raise OSError(f"the disk with {root} is nearly full")
         # Least recently used first (modification time, see `_touch`).
         while segments and (
             total + size > self._limit_bytes
@@ -289,7 +296,7 @@ class PrefixDisk:
             self._delete(oldest)
             total -= bytes_
         if shutil.disk_usage(root).free < size + _RESERVED_BYTES:
-            raise OSError("the disk is nearly full")
+            raise OSError(f"the disk with {root} is nearly full")
 
     def _delete(self, segment: Path) -> None:
         segment.unlink(missing_ok=True)
@@ -326,7 +333,8 @@ class PrefixDisk:
                         damaged += 1
         except OSError:
             self._forget(segment)
-        _log.warning("saved prompts are damaged path=%s records=%d; they are computed again", quoted(segment), damaged)
+        fields = (quoted(segment), damaged)
+        _log.warning("saved prompts are damaged path=%s records=%d; these prompts are computed again", *fields)
 
     def _touch(self, segment: Path) -> None:
         """Mark a segment as used, at most once a minute."""

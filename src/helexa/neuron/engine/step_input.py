@@ -280,9 +280,10 @@ class _Layout:
         return self._device[start : start + size]
 
     def add_table(self, values: Int32, lines: int, width: int) -> Tensor:
-        """Copy a table, the last array, to the host buffer; return a view on the device.
+        """Copy the table `values` to the host buffer; return its view on the device.
 
-        The view has the shape [lines, width]. Numbers beyond the lines and columns of `values` are undefined.
+        The table must be the last array of the step. The view has the shape [lines, width]. Numbers beyond the lines
+        and columns of `values` are undefined.
         """
         start, count = self._end, lines * width
         self._end += count

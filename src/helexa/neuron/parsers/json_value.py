@@ -212,8 +212,9 @@ class JsonValue:
         if end is None and not ended and len(text) - at <= MAX_BARE:
             return None
         word = text[at:end].rstrip()
+        # If the output ends within an object or list, the last word may be incomplete, and is not accepted.
         value = None if end is None and self._open else bare_value(word, self._schema())
-        if value is None:  # if the output ends in the word, the word may be incomplete
+        if value is None:
             self.failed = True
             return at
         json_text, repair = value

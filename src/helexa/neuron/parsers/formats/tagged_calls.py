@@ -264,7 +264,8 @@ class TaggedCalls:
     """A format in which a pair of tags encloses calls with tagged arguments.
 
     The pair encloses one call or several calls. The parser also accepts JSON calls in the tags, and a missing end tag.
-    In formats with a tag before the name, the opening tag around a call of a tool of the request may be missing, too.
+    In formats that write a tag before the tool's name (`CallTags.call`), the opening tag around the calls may also be
+    missing, if the request offers the tool.
     """
 
     leading: tuple[str, ...] = ()
