@@ -138,8 +138,8 @@ class Acceptor:
                 if self._may_warn():
                     reason = quoted(os.strerror(error.errno or 0))
                     log.warning(
-                        "connections not accepted for now error=%s; raise the limit of open files of this process",
-                        reason,
+                        "connections not accepted error=%s retry_secs=%s; raise this process's limit of open files",
+                        *(reason, PAUSE_SECS),
                     )
                 # Closing an idle connection frees a descriptor.
                 self._service.idle.evict(None, self._loop.time())
@@ -153,10 +153,12 @@ class Acceptor:
         if rejected:
             self._rejected += 1
             if self._may_warn():
-                fields = (self._served, address, self._by_address[address])
+                limits = self._limits
+                fields = (address, self._served, limits.total, self._by_address[address], limits.per_address)
                 log.warning(
-                    "connections rejected connections=%d client=%s connections_of_client=%d; the limit in total or per "
-                    "client is reached",
+                    "connection rejected, because a limit is reached client=%s open=%d limit=%d open_of_client=%d "
+                    "limit_per_client=%d; raise the limit of open files, and a gateway's max_connections or "
+                    "max_connections_per_address",
                     *fields,
                 )
         else:

@@ -157,7 +157,10 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         if self._ignores_input:
             return
         if self._rejected:
-            raise overloaded("too many connections are open; try again", _RETRY_SECS)
+            raise overloaded(
+                f"the server is at its limit of open connections; close connections, or try again in {_RETRY_SECS} s",
+                _RETRY_SECS,
+            )
         self._awaits_head = False
         self._timer.clear()
         self.service.idle.remove(self)

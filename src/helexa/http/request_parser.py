@@ -35,7 +35,10 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
         ApiError: status 400, if one of these checks fails.
     """
     if (version != "1.1" and version != "1.0") or method == b"CONNECT":
-        raise malformed("only HTTP/1.1 and HTTP/1.0 are supported, and CONNECT is not")
+        raise malformed(
+            f"{method.decode('latin-1')[:20]} with HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0, and not "
+            "the method CONNECT"
+        )
     hosts, expects_continue = 0, False
     length: int | None = 0
     for name, value in headers:
@@ -48,11 +51,14 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
         elif name == b"expect":
             expects_continue = value.lower() == b"100-continue"
         elif value.strip().lower() != b"chunked" or version == "1.0":
-            raise malformed("the only supported transfer-encoding is chunked, with HTTP/1.1")
+            raise malformed(
+                f"transfer-encoding {value.decode('latin-1')[:40]!r} with HTTP/{version} is not supported; send "
+                "'chunked' with HTTP/1.1"
+            )
         else:
             length = None
     if hosts > 1 or (not hosts and version == "1.1"):
-        raise malformed("the request must have exactly one Host header")
+        raise malformed(f"the request has {hosts} Host headers, but must have exactly one")
     return length, expects_continue and version == "1.1"
 
 

@@ -33,7 +33,11 @@ class BodyBudget:
         """
         address_bytes = self._by_address.get(address, 0) + size
         if self.reserved + size > self.total or address_bytes > self.total // 2:
-            raise overloaded("the memory for request bodies is used up; try again", _RETRY_SECS)
+            raise overloaded(
+                f"the bodies of the requests in progress would exceed {self.total >> 20} MiB in total, or "
+                f"{self.total >> 21} MiB of one client; try again in {_RETRY_SECS} s",
+                _RETRY_SECS,
+            )
         self.reserved += size
         self._by_address[address] = address_bytes
 
