@@ -184,7 +184,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; let the server's user read the file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: the file is not valid TOML: {error}; correct the file") from None
 
 
 def _file_origins(tree: dict[str, Any], path: Path | None) -> dict[Keys, str]:

@@ -20,7 +20,7 @@ class _PrintableId:
 
 def _printable(model_id: str) -> str:
     if not model_id.isprintable():
-        raise ValueError("a model id cannot contain control characters; remove them")
+        raise ValueError("a model id cannot contain control characters; remove the control characters")
     return model_id
 
 

@@ -53,7 +53,8 @@ class ModelSource:
         """
         if requested and self.tag and _normalized(requested) != _normalized(self.tag):
             raise _invalid(
-                str(self), f"its quantization differs from quant, which is '{requested[:100]}'; give one of them"
+                str(self),
+                f"its quantization differs from quant, which is '{requested[:100]}'; give only one of the two",
             )
         return requested or self.tag
 
@@ -74,7 +75,7 @@ class ModelSource:
         if not colon or "/" in scheme:
             scheme, name = default_scheme, text
         if not name:
-            raise _invalid(text, "it is empty")
+            raise _invalid(text, "the name is empty; write org/name")
         if not _SCHEME.fullmatch(scheme):
             raise _invalid(
                 text, f"'{scheme}:' is not a known kind of source; write org/name, or a name of `helexa models`"

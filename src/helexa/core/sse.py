@@ -90,7 +90,7 @@ class EventParser:
         lines = self._lines.feed(chunk)
         events = [event for line in lines if (event := self._process_line(line.decode("utf-8", "replace")))]
         if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
-            raise ValueError(f"a server-sent event is over the limit of {MAX_EVENT_BYTES} bytes")
+            raise ValueError(f"the server sent an event over the limit of {MAX_EVENT_BYTES} bytes")
         return events
 
     def _process_line(self, line: str) -> ServerSentEvent | None:
@@ -140,5 +140,5 @@ class Frames:
                 frames.append(None)
         # Without this limit, a node that never ends a line would fill the gateway's memory.
         if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
-            raise ValueError(f"a server-sent event is over the limit of {MAX_EVENT_BYTES} bytes")
+            raise ValueError(f"the server sent an event over the limit of {MAX_EVENT_BYTES} bytes")
         return frames

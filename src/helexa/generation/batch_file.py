@@ -93,7 +93,7 @@ def _item(line: bytes, index: int, ask: Ask, model: str, folder: Path, location:
         line_ask = _with_line_options(record, ask, folder)
         prompt = record.get("prompt", record.get("messages"))
         if prompt is None:
-            raise InvalidRequestError("an object needs a 'prompt' or 'messages'")
+            raise InvalidRequestError("an object needs a 'prompt' or 'messages'; add one to this line")
         request = line_ask.request(prompt, index)
         body = request.body(model)
         # Without a fixed seed, the seed is random in each run. If the key contained a random seed, the next run would
@@ -302,7 +302,7 @@ def _locked(path: Path) -> FileIO:
     except BlockingIOError:
         file.close()
         raise InvalidRequestError(
-            f"{path}: another process is writing results to this file; end it, or name another file"
+            f"{path}: another process is writing results to this file; end that process, or name another file"
         ) from None
     except (ImportError, OSError):
         pass  # no file locks on this operating system or file system

@@ -48,7 +48,7 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or not 0 < int(value) < 1 << 31:
-        raise _invalid(name, environ, f"'{value}' is not a positive integer; set one, or unset it")
+        raise _invalid(name, environ, f"'{value}' is not a positive integer; set a positive integer, or unset {name}")
     return int(value)
 
 

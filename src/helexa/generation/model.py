@@ -255,7 +255,9 @@ class Model:
         if on_error not in ("raise", "return"):
             raise InvalidRequestError(f"on_error is {on_error!r}, but must be 'raise' or 'return'")
         if isinstance(prompts, str | bytes | Mapping):
-            raise InvalidRequestError("a batch is a list of prompts; use generate for one prompt")
+            raise InvalidRequestError(
+                f"a batch is a list of prompts, not {type(prompts).__name__}; use generate for one prompt"
+            )
         ask = _ask(options)
         requests = [_request(ask, prompt, number) for number, prompt in enumerate(prompts)]
         ordered_results: list[Result | None] = [None] * len(requests)
@@ -319,7 +321,7 @@ class Model:
         inputs = [texts] if isinstance(texts, str) else list(texts)
         for position, text in enumerate(inputs):
             if not isinstance(text, str) or not text:
-                raise InvalidRequestError(f"text {position} is not a string, or is empty; leave it out")
+                raise InvalidRequestError(f"text {position} is not a string, or is empty; leave this text out")
         vectors = await (await self._open()).embed(inputs) if inputs else []
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -354,7 +356,9 @@ def _ask(options: AskOptions) -> Ask:
     system, schema, think = flat.pop("system", None), flat.pop("schema", None), flat.pop("think", None)
     images = flat.pop("images", None) or ()
     if isinstance(images, str | bytes) or not isinstance(images, Sequence):
-        raise InvalidRequestError("images is a list of images; for one image, write images=[image]")
+        raise InvalidRequestError(
+            f"images is a list of images, not {type(images).__name__}; for one image, write images=[image]"
+        )
     parts = tuple(map(image_part, images))
     tools, tool_choice, logprobs = (flat.pop(name, None) for name in ("tools", "tool_choice", "logprobs"))
     return Ask(

@@ -160,7 +160,9 @@ class ServerClient:
             raise self._connection_error(error) from None
         finally:
             response.close()
-        raise EngineError("the connection ended before the last chunk of the answer; try again", retryable=True)
+        raise EngineError(
+            f"the connection to {self.url} ended before the last chunk of the answer; try again", retryable=True
+        )
 
     async def embeddings(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         """Return the embedding of each text. A busy server is asked again, as in `chat`.
@@ -254,7 +256,7 @@ class ServerClient:
                 )
             case ReadTimeoutError():
                 return UnreachableError(f"{self.url} stopped answering; see its log", retryable=True)
-        return UnreachableError(f"the connection to {self.url} broke; try again: {error}", retryable=True)
+        return UnreachableError(f"the connection to {self.url} broke: {error}; try again", retryable=True)
 
 
 class _BusyError(Exception):

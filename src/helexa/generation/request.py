@@ -55,10 +55,10 @@ def image_part(image: Image, folder: Path | None = None) -> dict[str, Any]:
     else:
         raise InvalidRequestError(f"an image must be a path, a URL or bytes, not {type(image).__name__}")
     if len(data) > _MAX_BYTES:
-        raise InvalidRequestError(f"{name}: is larger than {_MAX_BYTES >> 20} MiB; send a smaller image")
+        raise InvalidRequestError(f"{name} is larger than {_MAX_BYTES >> 20} MiB; send a smaller image")
     url = data_url(data)
     if url is None:
-        raise InvalidRequestError(f"{name}: is not a PNG, JPEG, WebP or GIF file; convert the image to one of them")
+        raise InvalidRequestError(f"{name} is not a PNG, JPEG, WebP or GIF file; convert the image to one of these")
     return _part(url)
 
 
@@ -72,7 +72,9 @@ def with_images(messages: list[dict[str, Any]], images: Sequence[dict[str, Any]]
         return messages
     *earlier, last = messages
     if last["role"] != "user":
-        raise InvalidRequestError("images need a conversation that ends with a message of the user")
+        raise InvalidRequestError(
+            f"images need a conversation that ends with a message of the user, not of {last['role'][:80]!r}"
+        )
     content = last.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     return [*earlier, {**last, "content": [*images, *parts]}]
@@ -138,7 +140,7 @@ class AnswerSchema:
             return json.loads(text) if self.model is None else self.model.model_validate_json(text)
         except ValueError as error:  # includes pydantic's ValidationError
             if completion.finish_reason == "length":
-                reason = "it was truncated at the token limit; raise max_tokens"
+                reason = "the answer was truncated at the token limit; raise max_tokens"
             else:
                 reason = " ".join(str(error).split())[:300]
             raise SchemaError(f"the answer does not match the schema: {reason}", completion) from None

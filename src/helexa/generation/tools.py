@@ -23,7 +23,9 @@ def tool_definitions(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
         InvalidRequestError: an element is neither a function nor a mapping, or a parameter has no JSON Schema.
     """
     if isinstance(tools, Mapping) or not isinstance(tools, Sequence):
-        raise InvalidRequestError("tools must be a list of functions or of tools in OpenAI's format")
+        raise InvalidRequestError(
+            f"tools must be a list of functions or of tools in OpenAI's format, not {type(tools).__name__}"
+        )
     return tuple(dict(tool) if isinstance(tool, Mapping) else _definition(tool) for tool in tools)
 
 

@@ -62,8 +62,8 @@ def test_images_are_added_to_the_last_message_of_a_conversation(gateway):
     [
         (["missing.png"], "missing.png: No such file"),
         (["."], ": Is a directory"),
-        ([__file__], "test_images.py: is not a PNG, JPEG, WebP or GIF file"),
-        ([b""], "the image: is not a PNG"),
+        ([__file__], "test_images.py is not a PNG, JPEG, WebP or GIF file"),
+        ([b""], "the image is not a PNG"),
         ([5], "an image must be a path, a URL or bytes, not int"),
         ("a.png", "images is a list of images"),
         (PNG, "images is a list of images"),

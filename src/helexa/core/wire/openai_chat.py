@@ -159,7 +159,10 @@ class ChatRequest(GenerationRequest):
         """Reject unsupported tools and parameters, and the choice of an unknown tool."""
         super().reject_unsupported()
         if self.top_logprobs and not self.logprobs:
-            raise invalid_body("top_logprobs: needs 'logprobs' to be true", "top_logprobs")
+            raise invalid_body(
+                f"top_logprobs: is {self.top_logprobs}, but needs 'logprobs' to be true; send 'logprobs', too",
+                "top_logprobs",
+            )
         check_tools(self.tools or ())
         self._check_choice()
         variables = self.template_variables
@@ -209,7 +212,8 @@ def check_tools(tools: Iterable[dict[str, Any]]) -> None:
     """Raise an error for a tool of a chat request that is not a function."""
     for index, tool in enumerate(tools):
         if tool.get("type") != "function":
-            raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
+            kind = str(tool.get("type"))[:80]
+            raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function', not {kind!r}")
 
 
 def _for_template(tool: dict[str, Any]) -> dict[str, Any]:

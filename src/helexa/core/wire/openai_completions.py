@@ -28,7 +28,11 @@ def _prompts(value: Any) -> list[Prompt]:
     is_list = isinstance(value, list) and bool(value) and all(isinstance(item, str | list) for item in value)
     prompts: list[Any] = value if is_list else [value]
     if len(prompts) > MAX_TOTAL_CHOICES:
-        raise PydanticCustomError("prompt", "must have at most {maximum} prompts", {"maximum": MAX_TOTAL_CHOICES})
+        raise PydanticCustomError(
+            "prompt",
+            "must have at most {maximum} prompts, not {count}; send several requests",
+            {"maximum": MAX_TOTAL_CHOICES, "count": len(prompts)},
+        )
     for index, prompt in enumerate(prompts):
         place = f"prompt {index} " if len(prompts) > 1 else ""
         if not isinstance(prompt, str) and not _is_ids(prompt):

@@ -314,7 +314,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
         for name in ("max_tokens", "max_completion_tokens"):
             least = 0 if self.permits_no_output and name == "max_tokens" else 1
             if (limit := getattr(self, name)) is not None and limit != NO_LIMIT and limit < least:
-                raise invalid_body(f"{name}: must be at least {least}, or {NO_LIMIT} for no limit", name)
+                raise invalid_body(f"{name}: must be at least {least}, or {NO_LIMIT} for no limit, not {limit}", name)
         for name, accepted_values in _UNSUPPORTED.items():
             self.reject(name, accepted_values)
         prompt_logprobs = self.extra("prompt_logprobs")

@@ -222,7 +222,9 @@ class _Conversation:
     def _add_message(self, item: Item, field: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
-            raise invalid_body(f"{field}.role: must be one of {', '.join(_ROLES)}", f"{field}.role")
+            raise invalid_body(
+                f"{field}.role: must be one of {', '.join(_ROLES)}, not {str(role)[:80]!r}", f"{field}.role"
+            )
         content = _content(item.get("content"), f"{field}.content")
         if role in _SYSTEM_ROLES:
             self._prompts.append(_system_text(content, f"{field}.content"))

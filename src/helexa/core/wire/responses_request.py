@@ -242,7 +242,7 @@ class ResponsesRequest(GenerationRequest):
     def reject_unsupported(self) -> None:
         """Reject parameters that only OpenAI's servers support."""
         if self.n not in (None, 1):
-            raise unsupported_parameter("n", "'n' must be 1: a response has one answer")
+            raise unsupported_parameter("n", f"'n' must be 1, not {self.n}, because a response has one answer")
         for name in _LIMITS:
             if getattr(self, name) is not None:
                 raise unsupported_parameter(name, f"'{name}' is not supported here; use 'max_output_tokens'")
@@ -251,7 +251,8 @@ class ResponsesRequest(GenerationRequest):
         # `auto` is accepted, because some clients always send it. A conversation that is too long is an error in this
         # case, too, because helexa leaves no items out.
         if self.truncation not in (None, "auto", "disabled"):
-            raise unsupported_parameter("truncation", "'truncation' must be 'auto' or 'disabled'")
+            shown = str(self.truncation)[:80]
+            raise unsupported_parameter("truncation", f"'truncation' must be 'auto' or 'disabled', not {shown!r}")
         for name in self.include or ():
             if name not in _INCLUDABLE:
                 message = f"'include' of {name[:80]!r} is not supported; leave it out"
