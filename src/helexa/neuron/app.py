@@ -268,7 +268,7 @@ class Reloader:
                 )
             logs.configure(config.log.format, config.log.level)
         except HelexaError as error:
-            log.error("reload failed error=%s; the configuration is unchanged", quoted(error))
+            log.error("reload failed error=%s; the node keeps its present configuration", quoted(error))
             return
         names = NeuronConfig.model_fields
         changed = [name for name in names if getattr(config, name) != getattr(self._config, name)]

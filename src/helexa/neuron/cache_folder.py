@@ -128,7 +128,9 @@ def expanded(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ConfigError(f"{path}: HOME is not set; set HELEXA_CACHE or [cache] dir to a folder") from None
+        raise ConfigError(
+            f"{path}: '~' has no meaning, because HOME is not set; set HELEXA_CACHE or [cache] dir to a folder"
+        ) from None
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:

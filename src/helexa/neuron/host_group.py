@@ -98,7 +98,7 @@ def _number(config: GroupConfig, key: str, environ: Mapping[str, str]) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{variable} is '{text}', expected a number") from None
+        raise ConfigError(f"the environment variable {variable} is '{text}', expected a number") from None
 
 
 def _missing(key: str, meaning: str) -> str:
@@ -223,8 +223,8 @@ class Membership:
             if time.monotonic() >= deadline:
                 numbers = ", ".join(map(str, missing))
                 raise HelexaError(
-                    f"host {numbers} of the group is not connected to {self.settings.own}; start its node with "
-                    f"RANK={numbers}, or see its log"
+                    f"host {numbers} of the group is not connected to {self.settings.own}; start the node of that host "
+                    f"with RANK={numbers}, or see the node's log"
                 )
             await asyncio.sleep(0.1)
         addresses = [HostAddress(member.address, member.port) for member in self.members() if member.host < hosts]
@@ -273,11 +273,13 @@ class Membership:
 
     def _problem(self, join: Join) -> str | None:
         if join.hosts != self.settings.hosts:
-            return f"its world_size is {join.hosts}, but host 0 has {self.settings.hosts}; make them equal"
+            return (
+                f"the joining host has world_size {join.hosts}, but host 0 has {self.settings.hosts}; set equal values"
+            )
         if not 1 <= join.host < self.settings.hosts:
-            return f"its rank is {join.host}, expected 1 to {self.settings.hosts - 1}"
+            return f"the joining host has rank {join.host}, expected 1 to {self.settings.hosts - 1}; correct its RANK"
         if join.version != self._version:
-            return f"it runs helexa {join.version}, but host 0 runs {self._version}; install the same version"
+            return f"the joining host runs helexa {join.version}, but host 0 {self._version}; install the same version"
         return None
 
     def _add(self, join: Join, channel: Channel) -> None:
@@ -295,4 +297,4 @@ class Membership:
         with suppress(OSError):
             channel.close()
         fields = (join.host, quoted(join.hostname))
-        log.warning("host is gone from the host group host=%d hostname=%s; models that use it stop", *fields)
+        log.warning("host is gone from the host group host=%d hostname=%s; models that use this host stop", *fields)

@@ -74,7 +74,7 @@ class JoinRequest:
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
-                hint = "set SSL_CERT_FILE to a file with its CA"
+                hint = "set SSL_CERT_FILE to a file with the CA of the gateway"
                 raise UnreachableError(
                     f"the certificate of {self.gateway} is not trusted: {reason.verify_message}; {hint}"
                 ) from None
@@ -125,7 +125,9 @@ def prepare(
     # Environment variables take precedence over the file, so the written value may have no effect.
     for name_, value in changes.items():
         if name_ == "host" and settings.host != value:
-            raise ConfigError(f"the variable NEURON_HOST replaces host in {path}; set it to {value}, or remove it")
+            raise ConfigError(
+                f"the environment variable NEURON_HOST replaces host in {path}; set NEURON_HOST to {value}, or unset it"
+            )
     if settings.api_key is None:
         raise ConfigError(f"{path}: api_key_file names no key; write {KEY_FILE} there")
     return JoinRequest(gateway, token, name or _host_name(), url, settings.api_key), settings, done
@@ -170,7 +172,10 @@ def restart(service: str, settings: NeuronConfig) -> None:
     deadline = time.monotonic() + _START_SECS
     while not accepts_key(settings):
         if time.monotonic() > deadline:
-            raise HelexaError(f"the node does not answer; `journalctl -u {service}` shows its log")
+            raise HelexaError(
+                f"the node of {service} does not answer {_START_SECS:.0f} s after its restart; "
+                f"`journalctl -u {service}` shows its log"
+            )
         time.sleep(0.2)
 
 

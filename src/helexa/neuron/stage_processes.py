@@ -58,7 +58,11 @@ class StageProcesses:
         killed.
         """
         if len(self._processes) >= _MAX_STAGES:
-            log.error("model of the host group not loaded models=%d; unload a model that uses this host", _MAX_STAGES)
+            log.error(
+                "model of the host group not loaded, because this host has its maximum number of models models=%d; "
+                "unload a model that uses this host",
+                _MAX_STAGES,
+            )
             channel.close()
             return
         own_end, stage_end = socket.socketpair()
@@ -176,7 +180,8 @@ def _stay_joined(settings: GroupSettings, stopping: threading.Event) -> None:
             raise HelexaError(f"host {settings.host} cannot join the group: {error}") from None
         except ChannelError as error:
             if str(error) != last_problem:
-                log.warning("waiting for host 0 of the host group error=%s", quoted(error))
+                fields = (settings.master, _RETRY_SECONDS, quoted(error))
+                log.warning("waiting for host 0 of the host group address=%s retry_secs=%.0f error=%s", *fields)
             last_problem = str(error)
             stopping.wait(_RETRY_SECONDS)
             continue

@@ -208,7 +208,7 @@ async def test_helexa_commands_reach_an_https_gateway_only_with_its_certificate_
 
     code, output = await status()
     assert code == UNREACHABLE
-    assert "set SSL_CERT_FILE to a file with its CA" in output
+    assert "set SSL_CERT_FILE to a file with the CA" in output
     code, output = await status(SSL_CERT_FILE=str(front.certificate))
     assert code == 0, output
     assert "ready to serve" in output
@@ -219,7 +219,7 @@ async def test_node_joins_the_gateway_through_tls(front: Front, monkeypatch: pyt
         token = (await response.json())["token"]
     async with FakeNode(name="new", key="key-of-the-node").serving() as new:
         request = JoinRequest(front.url, SecretStr(token), "new", new.url, SecretStr("key-of-the-node"))
-        with pytest.raises(UnreachableError, match="set SSL_CERT_FILE to a file with its CA"):
+        with pytest.raises(UnreachableError, match="set SSL_CERT_FILE to a file with the CA"):
             await asyncio.to_thread(request.send)
         monkeypatch.setenv("SSL_CERT_FILE", str(front.certificate))
         assert await asyncio.to_thread(request.send) == new.url

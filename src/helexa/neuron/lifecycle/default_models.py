@@ -52,7 +52,10 @@ class Activation:
                 await self._load(model_id, spec, last=attempt == ATTEMPTS)
             if not self._waiting:
                 break
-            log.warning("downloads of default models failed retry_secs=%.0f", pause)
+            names = quoted(", ".join(self._waiting))
+            log.warning(
+                "downloads of default models failed and are tried again models=%s retry_secs=%.0f", names, pause
+            )
             await self._sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._state.state = "ready"
@@ -68,7 +71,8 @@ class Activation:
             if last or error.kind != "repo_fetch_failed":
                 self._settle(model_id, str(error))
         except HelexaError as error:
-            log.error("loading of the default model failed model=%s error=%s", quoted(model_id), quoted(error))
+            fields = (quoted(model_id), quoted(error))
+            log.error("loading of the default model failed model=%s error=%s; request the load again", *fields)
             self._settle(model_id, str(error))
         except Exception:
             log.exception("loading of the default model failed model=%s", quoted(model_id))

@@ -136,7 +136,7 @@ def _checkpoint(folder: Path) -> _Files:
     check_model_type(str(config.get("model_type")))
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
     if not files:
-        raise ModelFileError(f"{folder.name}: no safetensors files", advice="download the model again")
+        raise ModelFileError(f"the folder {folder.name} has no .safetensors files", advice="download the model again")
     counts = [_tensor_sizes(file) for file in files]
     weights = sum(count * _UNPACKED_BYTES.get(kind, 1) for sizes in counts for kind, count in sizes.items())
     is_packed = any(kind in UNCOUNTED for sizes in counts for kind in sizes)

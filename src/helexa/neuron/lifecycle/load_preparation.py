@@ -117,7 +117,7 @@ def _template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        reason = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         raise ModelFileError(
             f"{file}: the chat template cannot be read: {reason}", advice="correct chat_template"
         ) from None
@@ -207,10 +207,10 @@ def devices_of_ranks(options: EngineOptions, requested: Sequence[int], visible: 
     """
     ranks = options.tensor_parallel
     if ranks < 1:
-        raise HelexaError(f"tensor_parallel is {ranks}, expected at least 1")
+        raise HelexaError(f"tensor_parallel is {ranks}; set it to 1, or to the number of devices to use")
     if len(requested) > ranks:
         raise HelexaError(
-            f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} or none"
+            f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} devices or none"
         )
     if ranks == 1:
         return []
@@ -244,7 +244,7 @@ def _chosen(ranks: int, requested: Sequence[int], visible: "Sequence[Device]") -
     """Return devices for the ranks, all with the same name and compute capability."""
     if requested and len(requested) != ranks:
         raise HelexaError(
-            f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} or none"
+            f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} devices or none"
         )
     if twice := [index for position, index in enumerate(requested) if index in requested[:position]]:
         raise HelexaError(f"the request names device {twice[0]} twice; name each device once")

@@ -132,7 +132,7 @@ class LocalInventory:
         try:
             self._scan = await self._threads.run(_scan, self._config, self._scan)
         except HelexaError as error:
-            log.warning("model folders not read error=%s", quoted(error))
+            log.warning("model folders not read error=%s; the list of models on disk may be out of date", quoted(error))
         except Exception:
             log.exception("scan of the model folders failed; the next scan tries again")
         self._checked_at = time.monotonic()

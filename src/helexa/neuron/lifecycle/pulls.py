@@ -93,7 +93,8 @@ class Pulls:
             log.info("download canceled model=%s", quoted(pull.model))
         except HelexaError as error:
             pull.status, pull.error = "failed", str(error)
-            log.warning("download failed model=%s error=%s", quoted(pull.model), quoted(error))
+            fields = (quoted(pull.model), quoted(error))
+            log.warning("download failed model=%s error=%s; request the download again to resume", *fields)
         except Exception:
             pull.status, pull.error = "failed", "internal error; see the node's log"
             log.exception("download failed model=%s", quoted(pull.model))

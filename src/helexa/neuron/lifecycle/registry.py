@@ -195,7 +195,7 @@ class Registry:
             raise self._unknown(model_id)
         if resident.status == "poisoned":
             raise service_unavailable(
-                f"model '{model_id}' is quarantined after repeated crashes: {resident.reason}; load it again",
+                f"model '{model_id}' is quarantined after repeated crashes: {resident.reason}; load the model again",
                 retry_after=60,
             )
         if resident.status not in ("loaded", "sleeping"):

@@ -161,7 +161,7 @@ class HostedModel:
             raise
         if not engine.alive:  # the engine has ended while the texts were read
             await engine.close()
-            raise HelexaError("the model's engine ended after it had loaded the model; see the node's log")
+            raise HelexaError(f"the engine of model '{self._id}' ended after the model was loaded; see the node's log")
         grammars = None if self._grammars is None else self._grammars()
         self.model = model_class(self._id, self.spec, text, engine, self._config, grammars=grammars, vision=vision)
         self.model.set_wake(self._expect_request, self._wait_until_awake)
@@ -324,7 +324,11 @@ class HostedModel:
             asyncio.get_running_loop().run_in_executor(None, self.model.text.start_process)
             engine = await self._next_engine()
         except BaseException as error:
-            log.warning("model did not wake model=%s error=%s", quoted(self._id), quoted(error))
+            fields = (quoted(self._id), quoted(error))
+            log.warning(
+                "model did not wake model=%s error=%s; the next request tries again, unless the model is quarantined",
+                *fields,
+            )
             raise
         finally:
             self._waking = self.wake_progress = None
@@ -353,7 +357,9 @@ class HostedModel:
                 if engine.alive:
                     return engine
                 await engine.close(grace=0.0)
-                raise HelexaError("the engine ended after it had loaded the model; see the node's log")
+                raise HelexaError(
+                    f"the engine of model '{self._id}' ended after the model was loaded; see the node's log"
+                )
             except DoesNotFitError as error:
                 # A wake for a load request puts no other model to sleep, because the gateway that sent the load request
                 # chooses the models to unload.
@@ -370,9 +376,8 @@ class HostedModel:
                 if pause is None:
                     self._quarantine(str(error))
                     raise
-                log.error(
-                    "model did not wake model=%s retry_secs=%.2f error=%s", quoted(self._id), pause, quoted(error)
-                )
+                fields = (quoted(self._id), pause, quoted(error))
+                log.error("model did not wake and is tried again model=%s retry_secs=%.2f error=%s", *fields)
                 await self._sleep(pause)
 
     def _on_death(self, reason: str) -> None:
@@ -394,7 +399,11 @@ class HostedModel:
                 await self.open()
             except (HelexaError, OSError) as error:
                 self.reason = str(error)
-                log.error("model could not be recovered model=%s error=%s", quoted(self._id), quoted(error))
+                fields = (quoted(self._id), quoted(error))
+                log.error(
+                    "engine did not restart model=%s error=%s; the node tries again until the model is quarantined",
+                    *fields,
+                )
                 continue
             except Exception:
                 self.reason = "internal error; see the node's log"
@@ -409,7 +418,8 @@ class HostedModel:
         self.reason = f"{count} restarts within {window:.0f} s failed; last error: {error}"
         self.status = "poisoned"
         log.error(
-            "model quarantined until it is loaded or unloaded model=%s error=%s", quoted(self._id), quoted(self.reason)
+            "model quarantined until a client loads or unloads the model model=%s error=%s",
+            *(quoted(self._id), quoted(self.reason)),
         )
 
 

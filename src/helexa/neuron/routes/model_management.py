@@ -238,7 +238,10 @@ async def clear_prefix_cache(request: Request) -> Response:
     try:
         deleted = await asyncio.to_thread(delete_saved, saved)
     except OSError as error:
-        raise internal_error(f"saved prompts cannot be deleted: {error}; delete them by hand") from None
+        folders = ", ".join(sorted({str(entry.files[0].parent) for entry in saved}))
+        raise internal_error(
+            f"saved prompts of model '{model_id}' cannot be deleted: {error}; delete the folder {folders}"
+        ) from None
     tell(log, logging.INFO, "cleared prefix cache", model=model_id, deleted_bytes=deleted)
     return JsonResponse({"status": "cleared", "deleted_bytes": deleted})
 

@@ -65,7 +65,9 @@ async def read_json(request: Request) -> bytes:
                 raise _too_large()
         return bytes(body)
     except TimeoutError:
-        raise ApiError(408, "request_timeout", "the client stopped sending the request body; send it again") from None
+        raise ApiError(
+            408, "request_timeout", "the client stopped sending the request body; send the request again"
+        ) from None
     except ClientDisconnect:
         raise ApiError(400, "client_disconnected", "the client disconnected during the request") from None
 

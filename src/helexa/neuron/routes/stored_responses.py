@@ -192,9 +192,9 @@ class ItemPage:
                 raise unsupported_parameter(name[:80])
         limit, order = query.get("limit", "20"), query.get("order", "desc")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _LONGEST):
-            raise invalid_body(f"limit: must be 1 to {_LONGEST}", "limit")
+            raise invalid_body(f"limit: must be 1 to {_LONGEST}, not {limit[:20]!r}", "limit")
         if order not in ("asc", "desc"):
-            raise invalid_body("order: must be 'asc' or 'desc'", "order")
+            raise invalid_body(f"order: must be 'asc' or 'desc', not {order[:20]!r}", "order")
         return cls(int(limit), order == "desc", query.get("after", ""))
 
     def listed(self, response: StoredResponse, id: str) -> bytes:

@@ -80,7 +80,7 @@ class Hub:
         if offline():
             if cached.path is None:
                 missing = cached.missing or f"{self.cache_dir} has none of its files"
-                reason = f"cannot be downloaded, because HF_HUB_OFFLINE is set, and {missing}"
+                reason = f"cannot be downloaded, because HF_HUB_OFFLINE is set, and {missing}; unset HF_HUB_OFFLINE"
                 raise SourceError(f"{source} {reason}", kind="not_cached", model_id=name, cause=reason)
             return cached.path
         fetch.progress("list", 0, 0)
@@ -89,7 +89,7 @@ class Hub:
             listing = self._listing(site, name, fetch, attempts=1 if cached.path else _LISTING_ATTEMPTS)
             files = chosen_files(source, list(listing.files), quant)
             if absent := [file for file in files if file not in listing.files]:
-                raise ContentError(f"cannot be used: the repository lacks {absent[0]}; choose another quantization")
+                raise ContentError(f"cannot be used: its repository lacks {absent[0]}; choose another quantization")
             downloads.fetch(site, name, listing, files, snapshots, fetch)
         except SourceError as error:
             if cached.path is None:
@@ -105,7 +105,8 @@ class Hub:
             snapshots.pin(listing.commit)
         except OSError as error:
             log.warning(
-                "version of a model not stored source=%s error=%s",
+                "version of a downloaded model not recorded source=%s error=%s; loads without the hub may use an older "
+                "version",
                 quoted(source),
                 quoted(disk_error(error, self.cache_dir)),
             )

@@ -105,7 +105,8 @@ class _PackageCache:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
         if checksum != expected:
             log.warning(
-                "file has changed since its download path=%s sha256=%s; it is downloaded again", quoted(path), checksum
+                "file has changed since its download path=%s sha256=%s; the file is downloaded again",
+                *(quoted(path), checksum),
             )
             return None
         with suppress(OSError):  # an error is harmless: without the record, the next call computes the checksum again

@@ -232,7 +232,7 @@ async def test_failed_load_leaves_no_model_and_no_engine_and_can_be_repeated(reg
     ("fields", "message"),
     [
         ({"harness": "other"}, "unknown harness 'other'"),
-        ({"tensor_parallel": 0}, "tensor_parallel is 0, expected at least 1"),
+        ({"tensor_parallel": 0}, "tensor_parallel is 0; set it to 1"),
         ({"tensor_parallel": 9999}, "tensor_parallel is 9999, but this node can run at most"),
         ({"devices": [0, 1]}, "the request names 2 devices, but tensor_parallel is 1"),
     ],

@@ -105,9 +105,9 @@ def test_more_ranks_than_usable_devices_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("ranks", "requested", "problem"),
     [
-        (0, [], "tensor_parallel is 0, expected at least 1"),
-        (1, [0, 1], "the request names 2 devices, but tensor_parallel is 1; name 1 or none"),
-        (2, [0], "the request names 1 devices, but tensor_parallel is 2; name 2 or none"),
+        (0, [], "tensor_parallel is 0; set it to 1, or to the number of devices to use"),
+        (1, [0, 1], "the request names 2 devices, but tensor_parallel is 1; name 1 devices or none"),
+        (2, [0], "the request names 1 devices, but tensor_parallel is 2; name 2 devices or none"),
         (2, [0, 7], r"this node has no device cuda:7; its devices are \[.*\]"),
         (2, [1, 1], "the request names device 1 twice; name each device once"),
     ],
