@@ -141,7 +141,7 @@ class Steps:
             out_of_memory = is_out_of_memory(error)
             if is_device_fault(error) or (out_of_memory and self._strikes.strike()):
                 raise
-            _log.error("step failed sequences=%d", len(plan), exc_info=error)
+            _log.error("step failed sequences=%d; the requests are repeated or get an error", len(plan), exc_info=error)
             release_frames(error)  # releases the step's tensors
             if out_of_memory and self._runner.device.type == "cuda":
                 # The unused blocks of the allocator may be too fragmented for the next step.
@@ -165,7 +165,9 @@ class Steps:
             probe_sequence = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
             parts = self._scheduler.pages.parts(probe_sequence.pages[-1])
             if not self._runner.computes_finite_logits(parts, probe_sequence.slot):
-                raise ArithmeticError("the device computes only NaN or infinity, even for a single token")
+                raise ArithmeticError(
+                    "the device computes only NaN or infinity, even for a single token, so the engine ends"
+                )
         if self._draft is not None:
             self._draft.keep(plan, outcome.kept, step.tail, self._scheduler.planner.gate)
         outputs = self._scheduler.commit(
@@ -174,7 +176,8 @@ class Steps:
         if pages := self._scheduler.committer.take_pages_to_clear():
             self._runner.clear(pages)
             _log.error(
-                "model computed NaN or infinity rows=%d step_rows=%d; another dtype may help",
+                "model computed NaN or infinity rows=%d step_rows=%d; the requests of these rows fail, and another "
+                "dtype may help",
                 finite.count(False),
                 len(finite),
             )

@@ -406,7 +406,9 @@ class PrefixStore:
         try:
             disk = open_disk()
         except Exception as error:  # the engine works without a disk
-            _log.warning("prompts not saved to disk error=%s; correct this, or set prefix_disk_mb to 0", quoted(error))
+            _log.warning(
+                "prompts not saved to disk error=%s; correct the cause, or set prefix_disk_mb to 0", quoted(error)
+            )
             self._opened.set()
             while self._copies.get() is not None:
                 pass  # drop copies that were queued before the error
@@ -437,7 +439,9 @@ def open_store(
     largest = max([*runner.page_parts, *runner.window_parts, *runner.state_parts])
     if not runner.computes_alone and largest > MAX_FRAME_BYTES // 2:  # the other ranks send their parts in frames
         _log.warning(
-            "prompts not saved to disk largest_mb=%d; this model needs too much cache memory per token", largest >> 20
+            "prompts not saved to disk largest_mb=%d; one page of this model's cache is too large to be sent between "
+            "ranks or hosts",
+            largest >> 20,
         )
         return None
     prompt_bytes = most_together(options.prefix_disk_mb << 20)

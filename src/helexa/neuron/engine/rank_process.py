@@ -124,7 +124,9 @@ def _failure(error: Exception, load: LoadRank, message: ToRank) -> RankFailed:
     if is_out_of_memory(error):
         return RankFailed("out_of_memory", "out of memory")
     _log.error(
-        "rank failed rank=%d message=%s path=%s", load.rank, type(message).__name__, quoted(load.model), exc_info=error
+        "rank failed, and rank 0 gets the error rank=%d message=%s path=%s",
+        *(load.rank, type(message).__name__, quoted(load.model)),
+        exc_info=error,
     )
     if is_device_fault(error):
         return RankFailed("device", str(error).partition("\n")[0])

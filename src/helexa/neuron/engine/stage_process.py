@@ -120,7 +120,7 @@ class StageWorker:
         if opened.version != node_code_version():
             raise HelexaError(
                 f"this host runs helexa {node_code_version()}, but host 0 runs {opened.version}; "
-                "install the same version on both"
+                "install the same version on both hosts"
             )
         model = opened.model.find()
         free = usable_memory(usable_device(self._setup.device), self._own(opened.options))

@@ -112,7 +112,8 @@ class Child:
             process = process or EngineProcess(command or COMMAND)
         except OSError as error:
             raise HelexaError(
-                f"no engine process can start: {error.strerror or error}; raise the limits of the node's process"
+                f"no engine process can start: {error.strerror or error}; free memory, or raise the node's limits of "
+                "processes and open files"
             ) from error
         writer: asyncio.StreamWriter | None = None
         try:

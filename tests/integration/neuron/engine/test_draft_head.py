@@ -278,7 +278,7 @@ def test_memory_request_includes_the_weights_and_the_cache_of_an_eagle_head(eagl
         ({"eagle_config": {"norm_before_fc": True}}, "config: 'norm_before_fc' is True"),
         ({"eagle_config": {"norm_output": True}}, "config: 'norm_output' is True"),
         ({"parallel_drafting": True}, "config: 'parallel_drafting' is True"),
-        ({"model_type": "qwen3"}, "config: 'model_type' is 'qwen3', supported: 'llama'"),
+        ({"model_type": "qwen3"}, "config: 'model_type' of the draft head is 'qwen3', supported: 'llama'"),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]},
             r"the head reads the inputs of the layers \[2, 3, 4\], but the model has 4 layers",

@@ -162,7 +162,7 @@ def test_draft_model_with_another_vocabulary_is_rejected(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "options", "reason"),
     [
-        (MODELS["hybrid"], {}, "it has recurrent layers"),
+        (MODELS["hybrid"], {}, "draft models with recurrent layers"),
         (MODELS["dense"], {"tensor_parallel": 2}, "several processes"),
         (MODELS["dense"], {"speculation": False}, "speculation is off"),
     ],

@@ -157,8 +157,11 @@ async def test_rank_stopped_by_sigstop_ends_the_engine(tiny_gguf: Path) -> None:
         ("rank1/exit@step=3", "the process of rank 1 ended with exit code 77"),
         ("rank1/error@step=3", "the process of rank 1 ended with exit code 1"),
         ("rank1/hang@step=3", "the engine made no progress for 1.5 s and was killed"),
-        ("error@step=3", "rank 0 failed in a step of all ranks: ValueError: injected: error"),
-        ("oom@step=3", "rank 0 failed in a step of all ranks: OutOfMemoryError: injected: out of memory"),
+        ("error@step=3", "rank 0 failed in a step of all ranks, so the engine ends: ValueError: injected: error"),
+        (
+            "oom@step=3",
+            "rank 0 failed in a step of all ranks, so the engine ends: OutOfMemoryError: injected: out of memory",
+        ),
     ],
 )
 async def test_error_in_a_rank_ends_the_engine(

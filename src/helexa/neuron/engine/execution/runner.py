@@ -174,7 +174,9 @@ class Runner:
             return self._compute_with_states(step, last)
         except Exception as error:  # the other processes now wait for an exchange that this process will not reach
             reason = str(error).partition("\n")[0]
-            raise OutOfStepError(f"rank 0 failed in a step of all ranks: {type(error).__name__}: {reason}") from error
+            raise OutOfStepError(
+                f"rank 0 failed in a step of all ranks, so the engine ends: {type(error).__name__}: {reason}"
+            ) from error
 
     def _compute_with_states(
         self, step: StepInput, last: Tensor | None

@@ -102,7 +102,7 @@ class Channel:
             self._connection.sendall(body)
         except OSError as error:
             raise ChannelError(
-                f"could not send to the other host: {error.strerror or error}; check that its node runs"
+                f"could not send to the other host: {error.strerror or error}; check that the node on that host runs"
             ) from None
 
     def receive(self, kind: type[T] | Any) -> T:
@@ -116,7 +116,7 @@ class Channel:
             return msgspec.msgpack.decode(body, type=kind)
         except msgspec.DecodeError as error:
             raise ChannelError(
-                f"unexpected message of the other host: {error}; install the same helexa version on both"
+                f"unexpected message of the other host: {error}; install the same helexa version on both hosts"
             ) from None
 
     def receive_bytes(self) -> bytearray:
@@ -130,13 +130,14 @@ class Channel:
         if length > MAX_FRAME_BYTES:
             raise ChannelError(
                 f"the other host sent a message of {length} bytes, over the limit of {MAX_FRAME_BYTES}; "
-                "install the same helexa version on both"
+                "install the same helexa version on both hosts"
             )
         body = _exactly(self._connection, length)
         # The MAC covers the direction, so that an attacker cannot send the frames of this end back to this end.
         if not hmac.compare_digest(mac, self._mac(not self._connected, self._received, body)):
             raise ChannelError(
-                "received data that was not sent by the other host, or was changed on the way; load the model again"
+                "received data with a wrong MAC, which was not sent by the other host, or was changed in the network; "
+                "load the model again"
             )
         self._received += 1
         return body
@@ -182,7 +183,9 @@ def connect(to: HostAddress, secret: bytes, *, source: str, seconds: float) -> C
     try:
         connection = socket.create_connection((to.address, to.port), seconds, source_address=(source, 0))
     except OSError as error:
-        raise ChannelError(f"cannot connect to {to}: {error.strerror or error}; check that its node runs") from None
+        raise ChannelError(
+            f"cannot connect to {to}: {error.strerror or error}; check that the node on that host runs"
+        ) from None
     try:
         _configure(connection)
         # Each end chooses half of the nonces, so that no recorded handshake can be repeated.
@@ -191,13 +194,15 @@ def connect(to: HostAddress, secret: bytes, *, source: str, seconds: float) -> C
         reply = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES, str(to))
         nonces = own + reply[:_NONCE_BYTES]
         if not hmac.compare_digest(reply[_NONCE_BYTES:], _proof(secret, b"accept", nonces)):
-            raise SecretError(f"{to} has another secret than this host; use the same [group] secret_file on both")
+            raise SecretError(f"{to} has another secret than this host; use the same [group] secret_file on both hosts")
         connection.sendall(_proof(secret, b"connect", nonces))
         connection.settimeout(None)
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError):
-            raise ChannelError(f"{to} does not answer: {error.strerror or error}; check that its node runs") from None
+            raise ChannelError(
+                f"{to} does not answer: {error.strerror or error}; check that the node on that host runs"
+            ) from None
         raise
     return Channel(connection, ChannelState(_proof(secret, b"session", nonces), connected=True, sent=0, received=0))
 
@@ -219,18 +224,23 @@ def accept(connection: socket.socket, secret: bytes, *, seconds: float) -> Chann
         connection.settimeout(seconds)
         hello = _exactly(connection, len(_MAGIC) + _NONCE_BYTES)
         if not hello.startswith(_MAGIC):
-            raise ChannelError("a connection that is not from a host of a group was closed")
+            raise ChannelError(
+                "a program that is not a helexa node connected to the port of the host group, and was disconnected"
+            )
         own = os.urandom(_NONCE_BYTES)
         nonces = bytes(hello[len(_MAGIC) :]) + own
         connection.sendall(own + _proof(secret, b"accept", nonces))
         if not hmac.compare_digest(_exactly(connection, _PROOF_BYTES), _proof(secret, b"connect", nonces)):
-            raise SecretError("a host with another secret tried to connect; use the same [group] secret_file on both")
+            raise SecretError(
+                "a host with another secret tried to connect; use the same [group] secret_file on both hosts"
+            )
         connection.settimeout(None)
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError):
             raise ChannelError(
-                f"the handshake with the other host failed: {error.strerror or error}; check that its node runs"
+                f"the handshake with the connecting host failed: {error.strerror or error}; see the log of the node "
+                "on that host"
             ) from None
         raise
     return Channel(connection, ChannelState(_proof(secret, b"session", nonces), connected=False, sent=0, received=0))
@@ -270,10 +280,10 @@ def _exactly(connection: socket.socket, size: int, sender: str = "the other host
             count = connection.recv_into(view)
         except OSError as error:
             raise ChannelError(
-                f"could not receive from {sender}: {error.strerror or error}; check that its node runs"
+                f"could not receive from {sender}: {error.strerror or error}; check that the node on that host runs"
             ) from None
         # An empty read means the end of the stream.
         if not count:
-            raise ChannelError(f"{sender} closed the connection; see the log of its node")
+            raise ChannelError(f"{sender} closed the connection; see the log of the node on that host")
         view = view[count:]
     return data

@@ -110,7 +110,12 @@ def kernels_for(device: Device, options: EngineOptions, config: dict[str, Any], 
     )
     _log.info("kernels chosen kernels=%s reason=%s", choice.ops.name, quoted(choice.reason))
     if options.kv_dtype == "int8" and choice.ops.kv_bits != 8:
-        _log.warning("kv_dtype int8 ignored, because it needs native or GPU kernels dtype=%s", choice.ops.dtype)
+        fields = (choice.ops.name, choice.ops.dtype)
+        _log.warning(
+            "kv_dtype int8 ignored, because only native and GPU kernels support int8 kernels=%s dtype=%s; the KV cache "
+            "has this dtype and needs more memory",
+            *fields,
+        )
     return choice.ops
 
 

@@ -192,7 +192,7 @@ class Build:
         try:
             yield
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"{self.path.name}: its configuration is invalid: {error!r}") from error
+            raise ModelFileError(f"{self.path.name}: the model's configuration is invalid: {error!r}") from error
 
 
 def _quant_policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
@@ -234,7 +234,7 @@ def build_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tu
     with Build(Path(message.model), options, message.rank) as build:
         if build.ops.name != message.kernels:
             raise ModelFileError(
-                f"this rank computes with the kernels {build.ops.name}, but rank 0 with {message.kernels}",
+                f"rank {message.rank} computes with the kernels {build.ops.name}, but rank 0 with {message.kernels}",
                 advice="load the model again",
             )
         if message.layers is not None:

@@ -52,8 +52,8 @@ class DraftPart(Build):
         if self.architecture.recurrent:
             self.checkpoint.close()
             raise ModelFileError(
-                f"the draft model {path.name} cannot be used: it has recurrent layers",
-                advice="use a model of attention layers",
+                f"the draft model {path.name} cannot be used: draft models with recurrent layers are not supported",
+                advice="use a draft model whose layers all have attention",
             )
 
     def added_to(self, request: MemoryRequest) -> MemoryRequest:
@@ -246,14 +246,15 @@ class EaglePart(HeadPart):
             ModelFileError: the layer of the head is not a layer of Llama.
         """
         if model_type != "llama":
-            raise UnsupportedModelError(f"config: 'model_type' is {model_type!r}, supported: 'llama'")
+            raise UnsupportedModelError(f"config: 'model_type' of the draft head is {model_type!r}, supported: 'llama'")
         return EagleHead
 
     def check(self, build: Build) -> None:
         """Raise a ModelFileError if the head does not fit the model of `build`."""
         if self.ops.name != NativeOps.name:
             raise UnsupportedModelError(
-                f"the native kernels do not support its sizes, and it would run with {self.ops.name}"
+                "the native kernels do not support the sizes of the draft head, and draft heads cannot run with the "
+                f"kernels {self.ops.name}"
             )
         hidden = build.config.get("hidden_size")
         vocabulary = build.checkpoint.shape(f"{build.architecture.names.embedding}.weight")[0]
@@ -299,7 +300,8 @@ def open_draft(build: Build) -> DraftPart | HeadPart | None:
     try:
         return MtpPart(build, build.path)
     except ModelFileError as error:  # the model works without its head
-        _log.warning("draft head (MTP) not used path=%s error=%s", quoted(build.path), quoted(error))
+        fields = (quoted(build.path), quoted(error))
+        _log.warning("draft head (MTP) not used path=%s error=%s; the model is loaded without the head", *fields)
         return None
 
 

@@ -101,7 +101,8 @@ class Rank:
         # A rank that computes another step than rank 0 would wait for rank 0 forever, or exchange wrong results.
         if message.number != self._steps or message.digest != digest_of(message.data):
             raise ValueError(
-                f"received step {message.number}, expected an undamaged step {self._steps}; load the model again"
+                f"rank 0 sent step {message.number}, but this rank expected step {self._steps} with its correct "
+                "checksum; load the model again"
             )
         self._steps += 1
         runner.follow(decode_input(message.data))

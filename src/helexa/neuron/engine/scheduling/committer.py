@@ -192,7 +192,8 @@ class Committer:
         self._queues.end(sequence)
         # The error is not the fault of the request, so the operator must see it.
         if not matcher.bad_grammar:
-            _log.error("sequence failed sequence=%d error=%s", sequence.id, quoted(matcher.error))
+            fields = (sequence.id, quoted(matcher.error))
+            _log.error("request failed, because its grammar could not be applied sequence=%d error=%s", *fields)
         return sequence.failure(matcher.error, bad_grammar=matcher.bad_grammar)
 
 

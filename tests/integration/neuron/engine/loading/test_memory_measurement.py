@@ -130,7 +130,7 @@ def test_rank_reports_measured_step_memory_and_then_allocates_a_new_runner(
         assert rank.handle(RunStep(number, encode(step), digest_of(encode(step)))) is None
     assert rank.handle(ReportMemory()) == RankMemory(DeviceMemory(gpu.allocated, int(330 * MIB), 8000 * MIB))
     assert rank.handle(Allocate(request, grant)) == RankAllocated(), "the measured runner is replaced"
-    with pytest.raises(ValueError, match="received step 0, expected an undamaged step 3"):
+    with pytest.raises(ValueError, match="rank 0 sent step 0, but this rank expected step 3"):
         rank.handle(RunStep(0, encode(step), digest_of(encode(step))))
 
 

@@ -96,7 +96,7 @@ def test_connection_without_the_secret_is_rejected() -> None:
 def test_connection_of_another_protocol_is_rejected() -> None:
     with accepting() as (address, future), socket.create_connection((address.address, address.port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\n\r\n")
-        with pytest.raises(ChannelError, match="not from a host of a group"):
+        with pytest.raises(ChannelError, match="a program that is not a helexa node"):
             future.result()
 
 
