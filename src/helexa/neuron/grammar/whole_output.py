@@ -53,7 +53,11 @@ def for_choice(choices: Sequence[str]) -> str:
         ApiError: 400 `invalid_grammar`: `choices` is empty or contains an empty string.
     """
     if not choices or not all(choices):
-        raise ApiError(400, "invalid_grammar", "there must be at least one choice, and none may be empty")
+        raise ApiError(
+            400,
+            "invalid_grammar",
+            "the list of choices must have at least one choice, and no choice may be an empty string",
+        )
     rules = Rules()
     return rules.serialized(rules.add("CHOICE", " | ".join(map(literal, choices))))
 
@@ -65,10 +69,16 @@ def for_lark(lark: str) -> str:
         ApiError: 400 `invalid_grammar`: `lark` names special tokens, or is written in another syntax.
     """
     if "::=" in lark:
-        raise ApiError(400, "invalid_grammar", "the grammar must be in Lark syntax, with rules such as 'start: ...'")
+        raise ApiError(
+            400, "invalid_grammar", "the grammar has '::=', which is not Lark syntax; write rules as 'start: ...'"
+        )
     # Special tokens control the conversation. For example, they end messages.
     if "<" in _QUOTED.sub("", lark):
-        raise ApiError(400, "invalid_grammar", "the grammar must not name special tokens; quote any '<'")
+        raise ApiError(
+            400,
+            "invalid_grammar",
+            "the grammar names special tokens, which is not allowed; put each '<' in quotation marks",
+        )
     rules = Rules()
     return rules.serialized(rules.lark("grammar", lark))
 

@@ -231,7 +231,10 @@ def _longrope(
     name = "long_factor" if served_context > original else "short_factor"
     factors = settings.get(name)
     if not isinstance(factors, list) or len(factors) != frequencies.shape[0]:
-        raise ModelFileError(f"config: '{name}' must list {frequencies.shape[0]} numbers, one per frequency")
+        raise ModelFileError(
+            f"config: '{name}' is {str(factors)[:80]}, expected a list of {frequencies.shape[0]} numbers, one per "
+            "frequency"
+        )
     attention = settings.get("attention_factor")
     if attention is None:
         factor = _positive("factor", settings.get("factor") or trained_context / original)

@@ -171,7 +171,7 @@ class Decoder:
         if tied is False and "lm_head.weight" not in self.loader:
             raise ModelFileError(
                 "config: 'tie_word_embeddings' is false, but the tensor lm_head.weight is missing",
-                advice="set it to true in config.json, or download the model again",
+                advice="set 'tie_word_embeddings' to true in config.json, or download the model again",
             )
         tied = tied or "lm_head.weight" not in self.loader
         suppressed = self.settings.token_ids("suppress_tokens", self.vocab_size)

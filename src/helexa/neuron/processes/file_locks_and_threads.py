@@ -74,7 +74,8 @@ class FileThreads:
         try:
             if not (await asyncio.wait([outcome], timeout=self._seconds))[0]:
                 raise HelexaError(
-                    f"the files could not be read within {self._seconds:g} s; check that their file system responds"
+                    f"the model's files could not be read within {self._seconds:g} s; check that the file system of "
+                    "the files responds"
                 )
             return outcome.result()
         finally:

@@ -244,9 +244,9 @@ class _Process:
         self._popen.kill()
         code = self._popen.wait()
         if not self._responds:
-            return SandboxError("it does not respond")
+            return SandboxError("the sandbox process does not respond")
         if code == -signal.SIGPROF:
-            return LimitExceeded("it runs for too long")
+            return LimitExceeded("the sandbox process runs for too long")
         if code == OUT_OF_MEMORY:
-            return LimitExceeded("it needs too much memory")
-        return SandboxError(f"its process ended with code {code}")
+            return LimitExceeded("the sandbox process needs too much memory")
+        return SandboxError(f"the sandbox process ended with code {code}")

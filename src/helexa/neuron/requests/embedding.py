@@ -118,7 +118,7 @@ def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list
     for index, text in enumerate(inputs):
         prompt = encode(text, add_special=True) if isinstance(text, str) else text
         if not prompt:
-            raise invalid_body(f"input.{index}: has no tokens; send some text", "input")
+            raise invalid_body(f"input.{index}: the text has no tokens; send some text", "input")
         if unknown := [token for token in prompt if not 0 <= token < vocab_size]:
             raise invalid_body(f"input.{index}: {unknown[0]} is not a token id below {vocab_size}", "input")
         if len(prompt) > context_length:
@@ -138,7 +138,9 @@ async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list
         )
     length = math.hypot(*embedding.vector)
     if not math.isfinite(length) or length == 0:
-        raise internal_error("the model returned a vector that is zero or not finite; load it with another dtype")
+        raise internal_error(
+            "the model returned a vector that is zero or not finite; load the model with another dtype"
+        )
     return [value / length for value in embedding.vector]
 
 

@@ -175,7 +175,8 @@ def rendered_prompt(
     """
     if tools and not model.text.template.mentions("tools"):
         raise unsupported_parameter(
-            "tools", f"model '{model.id}' does not support tools: its chat template does not use them"
+            "tools",
+            f"model '{model.id}' does not support tools: its chat template does not use tools; choose another model",
         )
     turns = [message.for_template() for message in messages]
     vision, layouts = model.vision, [image.layout for image in images]
@@ -245,7 +246,8 @@ def _decoded(url: str, field: str) -> bytes:
     head, comma, encoded = url.strip().partition(",")
     if head[:5].lower() != "data:":
         raise invalid_image(
-            f"'{field}.image_url.url': the node reads only data URLs (data:image/png;base64,...)", field
+            f"'{field}.image_url.url': the node reads only data URLs; send the image as data:image/png;base64,...",
+            field,
         )
     if not comma or not head.lower().rstrip().endswith(_BASE64):
         raise invalid_image(

@@ -257,7 +257,7 @@ def _joined(parts: list[Any]) -> str:
         other = next(part for part in parts if text_of([part]) is None)
         kind = other.get("type") if isinstance(other, Mapping) else None
         raise TemplateError(
-            f"the chat template supports only text, not a content part of type '{str(kind)[:80]}'; leave it out"
+            f"the chat template supports only text, not a content part of type '{str(kind)[:80]}'; leave this part out"
         )
     return text
 
@@ -444,7 +444,7 @@ class ChatTemplate:
         head, mark, tail = text.rpartition(_CONTINUE_MARK)
         if not mark:
             raise TemplateError(
-                "the chat template does not render the final message, so it cannot be continued; "
+                "the chat template does not render the final message, so the message cannot be continued; "
                 "omit `continue_final_message`"
             )
         return head if tail.startswith(_SPACE) else head.rstrip()

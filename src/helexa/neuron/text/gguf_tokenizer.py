@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from helexa.core.errors import ModelFileError, UnsupportedModelError
+from helexa.core.logs import quoted
 from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from helexa.neuron.text.tokenizer import AddedText
@@ -81,7 +82,8 @@ class GgufVocabulary:
             # The model may generate the token, but its text in a prompt becomes the first token with this text.
             self.tokens[token_id], self.types[token_id] = f"[REPEATED_{token_id}]", int(TokenType.UNUSED)
         _log.warning(
-            "model file lists tokens twice tokens=%d first=%s; prompts use the lowest id of each token",
+            "model file lists tokens twice model=%s tokens=%d first=%s; prompts use the lowest id of each token",
+            _model_name(self._metadata),
             len(self.repeated),
             ",".join(repr(token.content[:_SHOWN_LENGTH]) for token in islice(self.repeated.values(), _SHOWN)),
         )
@@ -94,10 +96,14 @@ class GgufVocabulary:
             if old != new and new != TokenType.BYTE
         ]
         if types is None:
-            _log.warning("model file has no token types; control tokens are recognized by their text")
+            _log.warning(
+                "model file has no token types model=%s; control tokens are recognized by their text",
+                _model_name(self._metadata),
+            )
         if changed:
             names = ",".join(changed[:_SHOWN])
-            _log.warning("wrong types of special tokens corrected tokens=%d first=%s", len(changed), names)
+            fields = (_model_name(self._metadata), len(changed), names)
+            _log.warning("wrong types of special tokens corrected model=%s tokens=%d first=%s", *fields)
 
     def added_tokens(self) -> list[AddedToken]:
         """Return the control tokens, the unknown token and user-defined tokens.
@@ -158,7 +164,8 @@ def _gguf_value(metadata: Mapping[str, Any], key: str, *kinds: type[_T]) -> _T:
         raise ModelFileError(f"{key} is missing", advice="convert the model again with its tokenizer")
     value = metadata[key]
     if not isinstance(value, kinds) or isinstance(value, bool):
-        raise ModelFileError(f"{key} has the wrong type {type(value).__name__}")
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise ModelFileError(f"{key} has the wrong type {type(value).__name__}, expected {expected}")
     return value
 
 
@@ -204,10 +211,16 @@ class GgufTokenizer:
         self.add_eos = vocabulary.flag("add_eos_token", False)
 
 
+def _model_name(metadata: Mapping[str, Any]) -> str:
+    return quoted(str(metadata.get("general.name", ""))[:80])
+
+
 def _rules(metadata: Mapping[str, Any]) -> PreTokenizer:
     if "tokenizer.ggml.pre" not in metadata:
         _log.warning(
-            "model file names no pre-tokenizer; llama.cpp's default rules are used, which may not match the model"
+            "model file names no pre-tokenizer model=%s; llama.cpp's default rules are used, which may not match the "
+            "model, so download a newer conversion",
+            _model_name(metadata),
         )
         return PRE_TOKENIZERS["default"]
     pre = _gguf_value(metadata, "pre", str)

@@ -73,7 +73,7 @@ class TokenizerSandbox:
         encoded = text.encode("utf-8", "surrogatepass")
         if len(encoded) > MAX_TEXT_BYTES:
             raise ModelFileError(
-                f"the text has {len(encoded)} bytes, more than {MAX_TEXT_BYTES >> 20} MiB", advice="shorten it"
+                f"the text has {len(encoded)} bytes, more than {MAX_TEXT_BYTES >> 20} MiB", advice="shorten the text"
             )
         seconds = ENCODE_SECONDS + len(encoded) * SECONDS_PER_BYTE
         tokens = array.array(TOKEN_ITEM)

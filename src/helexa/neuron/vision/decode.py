@@ -89,7 +89,7 @@ def check_bytes(data: bytes, limits: ImageLimits) -> None:
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
     width, height = size
     if width < 1 or height < 1:
-        raise ImageError(f"the image is empty: it has {width} x {height} pixels; send another image")
+        raise ImageError(f"the image is empty, with {width} x {height} pixels; send another image")
     if width * height > limits.max_pixels:
         raise ImageError(
             f"the image has {width} x {height} pixels, and the limit is {limits.max_pixels} pixels; shrink the image"
@@ -103,7 +103,7 @@ def _check_scans(data: bytes, size: tuple[int, int], limits: ImageLimits) -> Non
     if scans * size[0] * size[1] > limits.max_scans * limits.max_pixels:
         raise ImageError(
             f"the JPEG image has {scans} scans of {size[0]} x {size[1]} pixels, which take too long to decode; "
-            "save it with fewer scans"
+            "save the image with fewer scans"
         )
 
 

@@ -230,7 +230,8 @@ class ModelVision:
         except ModelFileError as error:
             if mmproj is not None:
                 raise
-            log.warning("model reads text only path=%s error=%s", quoted(path), quoted(error))
+            fields = (quoted(path), quoted(error))
+            log.warning("model reads text only path=%s error=%s; requests with images are rejected", *fields)
             return None
 
     async def prepare(self, data: bytes, detail: str = "auto") -> SharedImage:

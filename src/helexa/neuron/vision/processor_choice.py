@@ -178,7 +178,10 @@ def _gemma4(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: 
         value == 1 for value in preprocessor.get("image_std") or ()
     )
     if preprocessor.get("do_normalize") is not False and not neutral:
-        raise UnsupportedModelError("preprocessor: 'image_mean' and 'image_std' of Gemma 4 must be 0 and 1")
+        mean, std = (str(preprocessor.get(key))[:40] for key in ("image_mean", "image_std"))
+        raise UnsupportedModelError(
+            f"preprocessor: 'image_mean' is {mean} and 'image_std' is {std}, but Gemma 4 supports only 0 and 1"
+        )
     merge = vision["pooling_kernel_size"]
     common = _common(preprocessor, Image.Resampling.BICUBIC, HALF, HALF)
     return msgspec.convert(

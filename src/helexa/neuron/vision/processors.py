@@ -284,7 +284,7 @@ def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixel
     if max(height, width) / min(height, width) > _MAX_ASPECT_RATIO:
         raise ImageError(
             f"the image has {width} x {height} pixels; one side may be at most {_MAX_ASPECT_RATIO} times as long as "
-            "the other side; crop it"
+            "the other side; crop the image"
         )
     rows, columns = round(height / block) * block, round(width / block) * block
     if rows * columns > max_pixels:

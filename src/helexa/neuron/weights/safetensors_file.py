@@ -113,7 +113,8 @@ def file_tensors(folder: Path) -> dict[str, FileTensor]:
     # Several files without an index may belong to two models, or be incomplete.
     if len(files) != 1:
         raise ModelFileError(
-            f"{folder}: {len(files)} .safetensors files and no {_INDEX}", advice="download the index, too"
+            f"{folder}: the folder has {len(files)} .safetensors files and no {_INDEX}",
+            advice="download the index, or the model again",
         )
     return _read_header(files[0])
 

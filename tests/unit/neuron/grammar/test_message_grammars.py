@@ -51,7 +51,7 @@ def test_grammar_of_a_schema_regex_or_choice_accepts_exactly_the_valid_texts(gra
         (lambda: for_schema([]), "invalid_schema", "must be an object"),
         (lambda: for_schema(False), "invalid_schema", "must be an object"),
         (lambda: for_choice([]), "invalid_grammar", "at least one choice"),
-        (lambda: for_choice(["a", ""]), "invalid_grammar", "none may be empty"),
+        (lambda: for_choice(["a", ""]), "invalid_grammar", "no choice may be an empty string"),
         (lambda: for_lark('root ::= "a"'), "invalid_grammar", "Lark"),
         (lambda: for_lark('start: "a" <|im_start|>'), "invalid_grammar", "special tokens"),
         (lambda: for_lark("start: <[5]>"), "invalid_grammar", "special tokens"),

@@ -73,5 +73,5 @@ async def test_file_read_is_rejected_while_all_file_threads_hang() -> None:
 
 async def test_file_read_beyond_the_time_limit_is_an_error() -> None:
     async with hung_reads(FileThreads(1, 0.05), 1) as [task]:
-        with pytest.raises(HelexaError, match=r"within 0\.05 s; check that their file system responds"):
+        with pytest.raises(HelexaError, match=r"within 0\.05 s; check that the file system of the files responds"):
             await task

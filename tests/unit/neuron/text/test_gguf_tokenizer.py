@@ -237,7 +237,7 @@ def test_wrong_types_of_control_tokens_in_the_template_are_corrected(byte_metada
     assert tokenizer.encode("<|im_start|><|im_end|><think>") == [257, 258, 259]
     assert tokenizer.decode([257, 258, 259]) == "<think>"
     assert tokenizer.token_bytes(260) == b"<|other|>"  # the template does not use this token
-    assert "wrong types of special tokens corrected tokens=3 first='<|im_start|>','<|im_end|>'" in caplog.text
+    assert "wrong types of special tokens corrected model='' tokens=3 first='<|im_start|>','<|im_end|>'" in caplog.text
     assert ("no token types" in caplog.text) == (types is None)
 
 

@@ -116,7 +116,7 @@ def test_second_entry_of_a_repeated_token_is_decoded_but_is_never_encoded(caplog
         assert tokenizer.decode([267], skip_special=False) == "</s>"
         assert tokenizer.vocab_size == 268
         assert 265 not in tokenizer.encode("[REPEATED_265]")
-    assert "model file lists tokens twice tokens=3 first='ab','▁a','</s>';" in caplog.text
+    assert "model file lists tokens twice model='' tokens=3 first='ab','▁a','</s>';" in caplog.text
 
 
 def test_pieces_with_equal_scores_are_merged_in_the_order_of_their_ids():

@@ -88,7 +88,7 @@ def outcomes():
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless_chat_templates_are_stopped_with_an_error(outcomes, name):
-    assert outcomes[0][name].startswith("the chat template failed: it runs for too long; ")
+    assert outcomes[0][name].startswith("the chat template failed: the sandbox process runs for too long; ")
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -397,7 +397,7 @@ def test_rope_scaling_factor_without_a_type_is_read_as_linear_scaling(tmp_path: 
             "nemotron_h",
             "feed_forward_length",
             lambda writer, key: writer.add_array(key, [0, 9, 0, 8]),
-            "same number in all layers",
+            "expected 0 and only one other number",
         ),
         ("nemotron_h", "ssm.inner_size", lambda writer, key: writer.add_uint32(key, 97), "divide into 4 heads"),
         ("lfm2", "attention.head_count_kv", lambda writer, key: writer.add_array(key, [0, 2, 1, 0]), "has 2 different"),

@@ -75,7 +75,9 @@ def test_tensors_of_a_split_gguf_are_read_from_their_parts_and_close_closes_all(
 
 
 def test_error_for_opening_a_later_part_names_the_first_part(folder: Path) -> None:
-    problem = r"^tiny-00002-of-00003\.gguf: part 2 of 3, not the first part; open tiny-00001-of-00003\.gguf$"
+    problem = (
+        r"^tiny-00002-of-00003\.gguf: the file is part 2 of 3, not the first part; open tiny-00001-of-00003\.gguf$"
+    )
     with pytest.raises(ModelFileError, match=problem):
         GgufFile.open(folder / NAMES[1])
 

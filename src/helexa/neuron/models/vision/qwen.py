@@ -126,7 +126,10 @@ class Qwen3VlTower(Qwen35Tower):
         super().prepare()
         layers = self.settings.config.get("deepstack_visual_indexes") or []
         if not isinstance(layers, list) or not set(layers) <= set(range(self.settings.layers)):
-            raise ModelFileError(f"config: 'deepstack_visual_indexes' is {layers!r}, expected indexes of layers")
+            raise ModelFileError(
+                f"config: 'deepstack_visual_indexes' is {str(layers)[:80]}, expected layer indexes from 0 to "
+                f"{self.settings.layers - 1}"
+            )
         self._deepstack = {
             index: self.merger(f"deepstack_merger_list.{place}", norm_after=True) for place, index in enumerate(layers)
         }

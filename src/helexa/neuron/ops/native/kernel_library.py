@@ -279,7 +279,7 @@ def native_kernels() -> KernelLibrary:
             compilation failed.
     """
     if os.name != "posix":
-        raise Unavailable("the native kernels need POSIX threads, which this system lacks")
+        raise Unavailable("the native kernels need POSIX threads, which this system lacks; use Linux or macOS")
     if (path := prebuilt_library()) is not None:
         try:
             return KernelLibrary(ctypes.CDLL(str(path)), _digest(_LAYOUT), f"prebuilt for {path.stem}")

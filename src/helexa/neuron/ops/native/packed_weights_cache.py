@@ -216,7 +216,7 @@ class PackedStore(MatrixStore):
                 total -= file.size
         if shutil.disk_usage(self._path.parent).free < size + _RESERVED or size > _LIMIT:
             raise OSError(
-                f"the file needs {size >> 20} MiB; the limit is {_LIMIT >> 20} MiB, "
+                f"the packed weights need {size >> 20} MiB; the limit is {_LIMIT >> 20} MiB, "
                 f"and {_RESERVED >> 20} MiB of the disk must stay free"
             )
 

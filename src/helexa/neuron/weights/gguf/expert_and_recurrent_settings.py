@@ -52,10 +52,8 @@ def _scale(metadata: Metadata, key: str) -> float:
 
 def glm4_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of GLM 4.5 that `deepseek_experts` does not return."""
-    if metadata.integer("expert_gating_func", 0, least=0) not in (0, _SIGMOID):
-        raise metadata.unsupported(
-            "expert_gating_func", f"must be {_SIGMOID} (sigmoid), other functions are not supported"
-        )
+    if (function := metadata.integer("expert_gating_func", 0, least=0)) not in (0, _SIGMOID):
+        raise metadata.unsupported("expert_gating_func", f"is {function}, but only {_SIGMOID} (sigmoid) is supported")
     return {"use_qk_norm": metadata.has_tensor("blk.0.attn_q_norm.weight")}
 
 
@@ -82,10 +80,8 @@ def olmoe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of experts of MiniMax-M2, whose scores are sigmoids."""
-    if metadata.integer("expert_gating_func") != _SIGMOID:
-        raise metadata.unsupported(
-            "expert_gating_func", f"must be {_SIGMOID} (sigmoid), other functions are not supported"
-        )
+    if (function := metadata.integer("expert_gating_func")) != _SIGMOID:
+        raise metadata.unsupported("expert_gating_func", f"is {function}, but only {_SIGMOID} (sigmoid) is supported")
     return {
         "intermediate_size": metadata.integer("expert_feed_forward_length"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -200,7 +196,9 @@ def nemotron_h(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     kv_heads = metadata.integers("attention.head_count_kv", layers, config["num_key_value_heads"])
     widths, mlp = metadata.integers("feed_forward_length", layers), "moe" if "expert_count" in metadata else "mlp"
     if len({*widths} - {0}) > 1:
-        raise metadata.unsupported("feed_forward_length", "must be the same number in all layers where it is not 0")
+        raise metadata.unsupported(
+            "feed_forward_length", f"has the values {sorted({*widths})[:8]}, expected 0 and only one other number"
+        )
     types = [
         "full_attention" if kv else mlp if width else "linear_attention"
         for kv, width in zip(kv_heads, widths, strict=True)
@@ -234,10 +232,8 @@ def nemotron_h_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, A
 
 
 def _require_sigmoid(metadata: Metadata) -> None:
-    if metadata.integer("expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise metadata.unsupported(
-            "expert_gating_func", f"must be {_SIGMOID} (sigmoid), other functions are not supported"
-        )
+    if (function := metadata.integer("expert_gating_func", _SIGMOID)) != _SIGMOID:
+        raise metadata.unsupported("expert_gating_func", f"is {function}, but only {_SIGMOID} (sigmoid) is supported")
 
 
 def _head_width(metadata: Metadata, heads: int) -> int:

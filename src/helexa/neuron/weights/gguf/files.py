@@ -94,13 +94,13 @@ class GgufFile:
         match = _PART.fullmatch(self.path.name)
         if match is None or int(match["count"]) != count:
             raise ModelFileError(
-                f"{self.path.name}: one of {count} parts, so its name must end in -of-{count:05}.gguf",
+                f"{self.path.name}: the file is one of {count} parts, so its name must end in -of-{count:05}.gguf",
                 advice="rename the file",
             )
         names = part_names(self.path.name)
         if self.path.name != names[0]:
             raise ModelFileError(
-                f"{self.path.name}: part {int(match['number'])} of {count}, not the first part",
+                f"{self.path.name}: the file is part {int(match['number'])} of {count}, not the first part",
                 advice=f"open {names[0]}",
             )
         for number, name in enumerate(names[1:], start=1):

@@ -104,7 +104,7 @@ def test_image_that_takes_too_long_ends_its_sandbox_process(
 ) -> None:
     data = _blank(8000, 8000)
     monkeypatch.setattr(model_vision, "MAX_SECONDS", 0.05)
-    with pytest.raises(ImageError, match="the image cannot be decoded: it runs for too long"):
+    with pytest.raises(ImageError, match="the image cannot be decoded: the sandbox process runs for too long"):
         sandbox.prepare(data, QWEN, 1024)
     monkeypatch.undo()
     image = sandbox.prepare(data, QWEN, 1024)
@@ -117,7 +117,7 @@ def test_image_that_needs_too_much_memory_ends_its_sandbox_process(monkeypatch: 
     monkeypatch.setattr(model_vision, "MAX_SECONDS", 300.0)  # a slow machine fills the memory after the time limit
     sandbox = ImageSandbox(ImageLimits(max_pixels=1 << 40))
     try:
-        with pytest.raises(ImageError, match="the image cannot be decoded: it needs too much memory"):
+        with pytest.raises(ImageError, match="the image cannot be decoded: the sandbox process needs too much memory"):
             sandbox.prepare(_blank(100_000, 100_000), QWEN, 64)
         sandbox.prepare(encoded(noise(8, 8)), QWEN, 64).pixels.close()
     finally:
