@@ -187,7 +187,7 @@ def _start(build: Build, model: LoadedModel, request: MemoryRequest, grant: Memo
     first_page = [0, grant.pages] if runner.window_pages else [0]
     if not runner.computes_finite_logits(first_page, 0):
         dtype = tensors.dtype_name(build.ops.dtype)
-        raise NotFiniteError(f"{build.path.name}: the model's logits are not finite numbers in {dtype}")
+        raise NotFiniteError(f"{build.path.name}: the logits of the model are not finite numbers in {dtype}")
     return runner, time.perf_counter() - start_time
 
 

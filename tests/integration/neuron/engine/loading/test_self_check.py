@@ -121,7 +121,7 @@ async def test_model_that_overflows_is_rejected_if_torch_is_not_installed(
 @pytest.mark.parametrize("quant", ["", "q8_0"])
 @pytest.mark.parametrize("dtype", ["auto", "float16", "float32"])
 def test_model_with_nan_weights_is_rejected(dtype: str, quant: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="the model's logits are not finite numbers in float32"):
+    with pytest.raises(ModelFileError, match="the logits of the model are not finite numbers in float32"):
         load(checkpoint(tmp_path, broken), options(dtype, quant))
 
 
