@@ -75,7 +75,7 @@ def test_chat_prints_a_note_and_sends_no_request_while_stdin_is_open(environ, ga
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
         assert select.select([process.stderr], [], [], 60)[0]
-        assert "waiting for the end of the text on stdin" in process.stderr.readline()
+        assert "waiting for stdin to end" in process.stderr.readline()
         assert gateway.requests == []
         assert process.communicate("there", timeout=60) == ("Hello there!\n", "")
     assert gateway.requests[0]["messages"] == [{"role": "user", "content": "hi\n\nthere"}]
