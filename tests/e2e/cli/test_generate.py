@@ -127,7 +127,7 @@ def test_error_for_an_invalid_line_of_piped_prompts_names_stdin_and_the_line(hel
         (["hi", "-o", "x"], "need --prompts"),
         (["hi", "-n", "0"], "-n"),
         (["hi", "--schema", "nowhere.json"], "nowhere.json: No such file"),
-        (["hi", "--schema", "{"], "--schema: is not valid JSON"),
+        (["hi", "--schema", "{"], "--schema is not valid JSON"),
         (["hi", "-f", "nowhere.txt"], "nowhere.txt: No such file"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompts", "/dev/null", "-o", "/nowhere/x"], "/nowhere/x: the folder /nowhere does not exist"),

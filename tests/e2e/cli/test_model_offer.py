@@ -37,7 +37,7 @@ def test_best_model_for_the_free_memory_is_offered_with_its_download_size(answer
 @pytest.mark.parametrize("text", ["n\n", ""], ids=["no", "end of input"])
 def test_declined_download_ends_the_command_with_an_error(answer, text):
     answer(text)
-    with pytest.raises(CommandError, match="name one, as in `helexa run helexa/small`"):
+    with pytest.raises(CommandError, match="name a model, as in `helexa run helexa/small`"):
         offered_model(ask=True)
 
 
