@@ -103,7 +103,7 @@ class Listener:
                     await asyncio.wait(service.tasks)
         if service.tasks:
             log.error(
-                "requests canceled at shutdown requests=%d seconds=%s; they had not ended within these seconds",
+                "requests canceled at shutdown, because the requests did not end in time requests=%d seconds=%s",
                 len(service.tasks),
                 self._grace_secs,
             )

@@ -242,7 +242,7 @@ class RequestParser:
         if isinstance(cause, ApiError):
             return cause
         if cause is None or isinstance(cause, httptools.HttpParserError):
-            return malformed("this is not a valid HTTP/1.1 request; if it is HTTPS, use an http:// URL")
+            return malformed("the data is not a valid HTTP/1.1 request; if the client uses HTTPS, use an http:// URL")
         log.error("unexpected error while parsing a request; the client gets 500", exc_info=cause)
         return internal_error()
 

@@ -301,7 +301,9 @@ class EngineClient:
 
     def _require_alive(self) -> None:
         if not self.alive:
-            raise service_unavailable("the model's engine is not running; it may be restarting", retry_after=2)
+            raise service_unavailable(
+                "the model's engine is not running, and may be restarting; retry in 2 s", retry_after=2
+            )
 
     def _write(self, message: ToEngine) -> None:
         # One call writes one whole frame, so frames of concurrent writers never interleave.
@@ -331,7 +333,7 @@ class EngineClient:
                         raise _LOAD_ERRORS.get(message.kind, HelexaError)(message.message)
                     case _:
                         raise HelexaError(
-                            f"the engine sent {type(message).__name__} before it was ready; load the model again"
+                            f"the engine sent {type(message).__name__} before the message Ready; load the model again"
                         )
         await self._end(grace=2.0)
         if self._child.ended_by_bad_read:

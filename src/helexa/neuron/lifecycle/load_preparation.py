@@ -158,7 +158,7 @@ def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
         return name
     if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
         log.warning(
-            "quant not applied model=%s path=%s quant=%s; GGUF files are loaded as they are",
+            "quant not applied model=%s path=%s quant=%s; a GGUF file keeps the quantization of its weights",
             quoted(model_id),
             quoted(path),
             quant,

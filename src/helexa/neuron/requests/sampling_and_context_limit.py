@@ -33,7 +33,7 @@ def checked_limit(model: ServedModel, prompt: list[int], request: "GenerationReq
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens without an embedding in the model
         token = model.text.tokenizer.token_text(largest)
         raise invalid_body(
-            f"the prompt contains the token {token!r}, which is not in the model's vocabulary; remove it"
+            f"the prompt contains the token {token!r}, which is not in the model's vocabulary; remove this token"
         )
     return limit
 

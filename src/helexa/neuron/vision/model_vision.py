@@ -121,7 +121,7 @@ class ImageText:
         first, *rest = prompt.split(self.placeholder)
         if len(rest) > len(layouts):
             raise ImageError(
-                f"the text of a message contains '{self.placeholder}', which is reserved for images; remove it"
+                f"the text of a message contains '{self.placeholder}', which is reserved for images; remove this text"
             )
         if len(rest) < len(layouts):
             raise ImageError(
