@@ -85,5 +85,5 @@ async def test_request_bodies_above_the_memory_budget_get_a_retryable_503(node: 
             writer.write(HEAD % (path, size) + b"{")
             status, headers, body = await read_response(reader)
             assert (status, headers[b"retry-after"]) == (503, b"2"), path
-            assert "memory" in json.loads(body)["error"]["message"]
+            assert "requests in progress would exceed" in json.loads(body)["error"]["message"]
     assert cortex.gateway.bodies.reserved == 0
