@@ -111,7 +111,9 @@ class ReviewResult:
 
 
 class AlertMonitor:
-    """Compares new samples with earlier builds, and confirms changes.
+    """Compares the samples of new builds with those of earlier builds.
+
+    If they differ, more samples are taken, which confirm or dismiss the change.
 
     Args:
         config: the `[alerts]` section of the configuration.

@@ -73,7 +73,7 @@ _TASK_TOKENS = 14
 class Prompts:
     """Generates prompts of random words.
 
-    Each prompt begins with a unique word, so it cannot hit a prefix cache.
+    A cold prompt begins with a unique word, so it cannot hit a prefix cache. A warm prompt begins with a given prefix.
 
     Args:
         seed: determines all words except the unique words. With the same seed, all builds receive prompts that differ

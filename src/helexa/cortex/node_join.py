@@ -170,7 +170,7 @@ async def prove(client: NodeClient, endpoint: str, bearer: str) -> None:
         await client.get(endpoint, "/discovery", CHECK_KEY + new_secret().get_secret_value())
     except NodeError as error:
         if error.status != 401:
-            hint = "start the node, and open its port for the gateway; --address announces another address"
+            hint = "start the node, and open its port for the gateway; if the address is wrong, join with --address"
             raise _unproven(f"the gateway gets no answer from a node at {endpoint} ({error}); {hint}") from None
     else:
         raise _unproven(f"the node at {endpoint} requires no key; set api_key in its configuration")

@@ -83,7 +83,7 @@ def _image(mime_type: str, data: str, uri: str | None) -> Image:
             f"images of type {mime_type[:100]!r} are not supported; send one of {', '.join(IMAGE_TYPES)}"
         )
     try:
-        # Check the data here, because an endpoint's error message would not say which image is invalid.
+        # Check the data here: an error of the endpoint would come later, and might not name the cause.
         binascii.a2b_base64(data, strict_mode=True)
     except ValueError:
         raise invalid_params("the data of an image is not valid base64; encode the image file in base64") from None

@@ -75,7 +75,8 @@ def read_vocabulary(model: Path, width: int) -> "LLTokenizer":
     """Return a model's vocabulary for grammar matchers, from its file or folder.
 
     Args:
-        width: number of logits per row. The vocabulary has at least this number of tokens.
+        width: number of logits per row. The result has a token for each logit, and further tokens for bytes that no
+            token spells, which the engine never samples.
 
     Raises:
         HelexaError: the vocabulary is missing, or has no end token.

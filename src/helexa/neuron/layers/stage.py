@@ -66,7 +66,10 @@ class Stage:
 
 
 def _shared(ops: Ops, hidden: Tensor) -> Tensor:
-    """Return the hidden states of rank 0 on all ranks."""
+    """Return the hidden states of rank 0 on all ranks.
+
+    On the other ranks, `hidden` must be 0, so the sum over all ranks equals the states of rank 0.
+    """
     return hidden if ops.ranks.count == 1 else ops.sum_ranks(hidden)
 
 

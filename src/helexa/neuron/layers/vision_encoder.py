@@ -169,7 +169,10 @@ class GatedMlp:
 
 
 class Frames(NamedTuple):
-    """The division of the patches of an image into frames, and their rotary tables."""
+    """The frames into which patches are divided, and the rotary tables of the patches.
+
+    A patch attends only to the patches of its own frame.
+    """
 
     lengths: tuple[int, ...]  # number of patches of each frame
     # cos and sin tables of the rotary embedding, each float32 [P, D / 2] for P patches and heads of D numbers; None for

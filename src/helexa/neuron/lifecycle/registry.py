@@ -223,7 +223,9 @@ class Registry:
             await resident.until_asleep()
 
     def keep(self, model_id: str, idle_unload_secs: float) -> None:
-        """Change the idle time after which a model falls asleep, until it is unloaded.
+        """Change the idle time after which a model falls asleep.
+
+        The change holds until the model is unloaded.
 
         Args:
             idle_unload_secs: seconds without requests; 0 for never.

@@ -213,7 +213,7 @@ def test_field_thread_of_type_continue_is_404_thread_not_found() -> None:
 
 
 @pytest.mark.parametrize("thread", [{}, {"type": "fork"}, "create"])
-def test_field_thread_of_unknown_type_is_rejected(thread: Any) -> None:
+def test_request_with_a_thread_of_an_unknown_type_is_rejected(thread: Any) -> None:
     with pytest.raises(ApiError) as caught:
         chat(thread=thread)
     assert caught.value.param == "thread.type"

@@ -147,7 +147,7 @@ async def test_output_limit_is_sent_under_the_name_that_the_backend_accepts(back
     assert orjson.loads(backend.bodies[-1])["max_completion_tokens"] == 9
 
 
-async def test_billing_line_of_claude_code_is_not_sent_to_a_backend(backend: FakeNode) -> None:
+async def test_billing_line_in_claude_codes_system_prompt_is_not_sent_to_a_backend(backend: FakeNode) -> None:
     """The line differs in every request, so that no backend would find the prompt in its prefix cache."""
     line = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
     text = {"type": "text", "text": "Be brief."}

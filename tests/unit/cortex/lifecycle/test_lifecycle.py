@@ -151,7 +151,7 @@ async def test_failed_load_is_retried_on_another_node_with_back_off() -> None:
 
 
 @pytest.mark.parametrize("stated", [True, False])
-async def test_idle_model_is_evicted_within_the_memory_limit_of_a_node(stated: bool) -> None:
+async def test_idle_model_is_evicted_if_a_new_model_would_exceed_the_memory_limit_of_a_node(stated: bool) -> None:
     sizes = {"A": 700, "B": 600}
     models = [{"id": model} | ({"vram_mb": size} if stated else {}) for model, size in sizes.items()]
     async with FakeNode().with_memory_limit(1000, sizes).serving() as node, stage(node, models=models) as s:

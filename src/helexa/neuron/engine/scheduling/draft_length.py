@@ -255,8 +255,9 @@ class DraftGate:
     """
 
     def __init__(self, ratio: float = 1.0, fixed: bool = False) -> None:
-        # Only the estimates for steps are optimistic. For passes of the draft model, which have up to 128 rows, wrong
-        # optimism would cost too much. Passes with few rows are measured again anyway, because they run on credit.
+        # Only the estimates for steps are optimistic: a row count that was seldom measured may count as faster than its
+        # measurements. A pass of the draft model has up to 128 rows, so a wrong estimate would cost too much. Passes
+        # with few rows are measured again and again without optimism, because `_credit` pays for them.
         self._step = PassCost(_FIXED_STEP, fixed, optimistic=True)
         self._pass = PassCost(_FIXED_DRAFT if fixed else _FIXED_STEP * ratio, fixed)
         self._ratio, self._fixed = ratio, fixed

@@ -158,7 +158,10 @@ class StepLimits:
             self.heavy_tokens = max(self.heavy_tokens, tokens)
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Subtract `tokens` planned prompt tokens of `sequence` from the limits."""
+        """Count `tokens` planned prompt tokens against the limit of heavy principals.
+
+        Do nothing if the principal of `sequence` is not heavy.
+        """
         if sequence.principal in self.heavy:
             self.heavy_tokens -= tokens
 
