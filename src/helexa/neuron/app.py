@@ -19,6 +19,7 @@ from helexa.http.acceptor import ConnectionLimits
 from helexa.http.connection import ClientConnection
 from helexa.http.listener import Listener
 from helexa.http.process import collect_seldom, notify, on_reload_signal, on_stop_signals, raise_descriptor_limit
+from helexa.neuron.access_guard_and_request_logs import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.hardware.device_choice import default_device
@@ -29,7 +30,6 @@ from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import Pulls
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.middleware import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.processes.sandbox import end_sandboxes
 from helexa.neuron.requests.metrics import Metrics, NodeCollector
 from helexa.neuron.requests.request_and_run_records import UsageRecords

@@ -10,7 +10,7 @@ MODULES_OF_SERVERS = (
     "helexa.cortex",
     "helexa.neuron.routes",
     "helexa.neuron.app",
-    "helexa.neuron.middleware",
+    "helexa.neuron.access_guard_and_request_logs",
 )
 SERVER = {"starlette", "anyio", *MODULES_OF_SERVERS}
 OTHER_PROCESSES = {"tokenizers", "jinja2", "llguidance", "numpy", "PIL"}

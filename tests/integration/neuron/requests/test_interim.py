@@ -17,8 +17,8 @@ from starlette.routing import Route
 from helexa.cortex.upstream.client import Upstream
 from helexa.http.listener import Listener, bind
 from helexa.http.request_cycle_and_disconnects import RequestCycle
-from helexa.neuron import middleware
-from helexa.neuron.middleware import Interim
+from helexa.neuron import access_guard_and_request_logs
+from helexa.neuron.access_guard_and_request_logs import Interim
 from neuron.fake_models import make_model, release
 from neuron.running_node import running
 
