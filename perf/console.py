@@ -37,7 +37,7 @@ from helexa.core.catalog import Catalog
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 from helexa.cortex.metrics import Metrics
 from helexa.http.listener import Listener, bind
 

@@ -24,7 +24,7 @@ import browsing
 from cortex.console.fake_fleet import ADMIN, FakeFleet, running
 from cortex.fake_node import DONE, ROLE, FakeNode, begin, chunk, event
 from helexa.cortex.fleet_history import History
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 QUALITY = 82

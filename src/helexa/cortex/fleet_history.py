@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
 from helexa.cortex.fleet.fleet_view import FleetView, Node, machine_of
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 
 INTERVAL_SECS = 15
 INTERVALS = 240

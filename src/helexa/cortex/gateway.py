@@ -22,7 +22,7 @@ from helexa.cortex.fleet_history import History
 from helexa.cortex.forwarding.proxy import Proxy
 from helexa.cortex.forwarding.request_bodies import BodyWorkers
 from helexa.cortex.forwarding.token_queries import NodeCalls
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 from helexa.cortex.ledger.keys_and_nodes import JoinedNode, KeyStore, NodeStore
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.storage import open_database

@@ -11,7 +11,7 @@ import msgspec
 from helexa.core import tracing
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.fleet.ejection import Requester
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 from helexa.cortex.routing import WarmRoute
 from helexa.cortex.upstream.usage_meter import Meter, Usage
 

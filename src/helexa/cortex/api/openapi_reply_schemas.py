@@ -22,7 +22,7 @@ from helexa.core.node_reports import (
 )
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.api.openapi_generation_schemas import Body, Count
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 
 
 def _fields_of(record: type) -> type[Body]:

@@ -29,7 +29,7 @@ from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.forwarding.headers import UNBUFFERED
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.routes.access_and_errors import visible_account
 from helexa.http.headers import Headers

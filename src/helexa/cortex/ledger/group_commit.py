@@ -20,7 +20,7 @@ from typing import TypeVar
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.core.logs import quoted
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.activity import Activity, ActivityLog
+from helexa.cortex.ledger.activity_and_usage_totals import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets, Record
 from helexa.cortex.ledger.leases import Closing, PendingReservation, Reservation, ReservationRequest, over_budget
 from helexa.cortex.ledger.storage.database import FIRST_RETRY_SECS, Database, DatabaseError, Retry

@@ -11,7 +11,7 @@ from helexa.core.errors import overloaded, shutting_down
 from helexa.core.logs import quoted
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.activity import Activity, charges, recent
+from helexa.cortex.ledger.activity_and_usage_totals import Activity, charges, recent
 from helexa.cortex.ledger.budgets import Budget, budget, budgets
 from helexa.cortex.ledger.group_commit import GroupCommit, unavailable
 from helexa.cortex.ledger.leases import PendingReservation, Reservation, ReservationRequest, bounded, over_budget

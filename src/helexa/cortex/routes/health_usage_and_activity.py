@@ -23,7 +23,7 @@ from helexa.core.version import build_identity
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.fleet_history import By
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ledger.activity import GROUPS, MAX_CHARGE_ROWS, SUMS
+from helexa.cortex.ledger.activity_and_usage_totals import GROUPS, MAX_CHARGE_ROWS, SUMS
 from helexa.cortex.routes.access_and_errors import visible_account
 from helexa.http.responses import JsonResponse, readiness
 

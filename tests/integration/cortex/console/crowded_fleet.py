@@ -8,7 +8,7 @@ from typing import Any
 from cortex.console.conftest import speak
 from cortex.console.fake_fleet import FakeFleet, running
 from cortex.fake_node import FakeNode
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 
 LONG_MODEL = "mistral-community-extended/Mixtral-8x22B-Instruct-v0.1-abliterated-GGUF-imatrix:Q4_K_M"
 UNBROKEN = "organizationwithaverylongname/" + "modelwithoutanyplacetobreak" * 3

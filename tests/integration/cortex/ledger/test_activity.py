@@ -6,7 +6,7 @@ import pytest
 
 from cortex.ledger.ledger_helpers import holder, rows, running
 from cortex.running_gateway import eventually
-from helexa.cortex.ledger.activity import MAX_ROWS, Activity, ActivityLog
+from helexa.cortex.ledger.activity_and_usage_totals import MAX_ROWS, Activity, ActivityLog
 from helexa.cortex.ledger.ledger import Ledger
 
 
@@ -87,7 +87,7 @@ async def test_activity_is_paged_newest_first_and_filtered(url: str):
 
 
 async def test_oldest_activity_rows_above_the_row_limit_are_deleted(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("helexa.cortex.ledger.activity.MAX_ROWS", 100)
+    monkeypatch.setattr("helexa.cortex.ledger.activity_and_usage_totals.MAX_ROWS", 100)
     monkeypatch.setattr("helexa.cortex.ledger.group_commit._ACTIVITY_BATCH_ROWS", 50)
     async with running(url) as [ledger]:
         for number in range(1050):

@@ -4,7 +4,7 @@ import pytest
 
 from cortex.ledger import ledger_helpers
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.ledger import activity
+from helexa.cortex.ledger import activity_and_usage_totals
 from helexa.cortex.ledger.ledger import Ledger
 
 DAY = 86_400

@@ -186,7 +186,7 @@ async def test_client_too_slow_for_the_event_stream_gets_the_number_of_dropped_r
 
 
 async def activity_of(cortex: Cortex, number: int) -> Any:
-    from helexa.cortex.ledger.activity import Activity
+    from helexa.cortex.ledger.activity_and_usage_totals import Activity
 
     return Activity(str(number), 0, "/v1/chat/completions", "Org/M", 200, 1.0)
 

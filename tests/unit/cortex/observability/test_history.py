@@ -7,7 +7,7 @@ from cortex.running_gateway import Cortex, eventually
 from helexa.core.node_reports import DeviceHealth, Discovery, Health, ModelLoad
 from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.fleet_history import INTERVAL_SECS, INTERVALS, MAX_NAMES, By, History
-from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.activity_and_usage_totals import Activity
 
 START = 1_000_000 * INTERVAL_SECS
 
