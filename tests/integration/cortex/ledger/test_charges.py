@@ -51,7 +51,7 @@ async def test_charges_are_summed_by_the_chosen_columns(url: str) -> None:
 
 
 async def test_query_of_charges_stops_soon_after_the_row_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "MAX_CHARGE_ROWS", 1)
+    monkeypatch.setattr(activity_and_usage_totals, "MAX_CHARGE_ROWS", 1)
     clock = ledger_helpers.Clock()
     async with ledger_helpers.running(url, clock=clock) as [ledger]:
         for model in ("M", "N", "O"):

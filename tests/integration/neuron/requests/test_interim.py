@@ -45,7 +45,7 @@ class Slow:
             return goes_on
 
         monkeypatch.setattr(RequestCycle, "send_interim", counting)
-        monkeypatch.setattr(middleware, "MAX_SECS", 0.02)
+        monkeypatch.setattr(access_guard_and_request_logs, "MAX_SECS", 0.02)
 
     async def answer(self, request: Request) -> Response:
         await request.body()
@@ -148,7 +148,7 @@ async def test_no_timer_for_interim_responses_runs_without_a_valid_header(
     def refuse(*_: object) -> None:
         raise AssertionError("a timer was started")
 
-    monkeypatch.setattr(middleware, "_Timer", refuse)
+    monkeypatch.setattr(access_guard_and_request_logs, "_Timer", refuse)
     async with Slow(monkeypatch, at_once=True).serving() as url, asyncio.timeout(60):
         assert (await send_raw(url, header)).startswith(b"HTTP/1.1 200 OK\r\n")
 
@@ -157,15 +157,15 @@ async def test_no_timer_for_interim_responses_runs_without_a_valid_header(
 def test_requested_interval_of_interim_responses_is_limited_to_its_bounds(
     header_value: bytes, secs: int | None
 ) -> None:
-    headers = [(middleware.INTERIM_HEADER, header_value)]
+    headers = [(access_guard_and_request_logs.INTERIM_HEADER, header_value)]
     scope = {"headers": headers, "client": ("a", 1), "extensions": {"helexa.interim": print}}
-    assert middleware.interval_secs(scope) == secs
+    assert access_guard_and_request_logs.interval_secs(scope) == secs
 
 
 async def test_client_of_http_1_0_gets_no_interim_response(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     app = Slow(monkeypatch, at_once=True)
-    monkeypatch.setattr(middleware, "_Timer", lambda secs, send: calls.append(send()) or Idle())
+    monkeypatch.setattr(access_guard_and_request_logs, "_Timer", lambda secs, send: calls.append(send()) or Idle())
     async with app.serving() as url, asyncio.timeout(60):
         assert (await send_raw(url, "x-helexa-keep-alive: 1\r\n", "1.0")).startswith(b"HTTP/1.1 200 OK\r\n")
     assert calls == [False]
@@ -179,7 +179,7 @@ class Idle:
 async def test_node_sends_http_102_responses_until_the_requested_load_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(middleware, "MAX_SECS", 0.02)
+    monkeypatch.setattr(access_guard_and_request_logs, "MAX_SECS", 0.02)
     model = make_model(tmp_path, "slow")
     async with running({}) as node, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(node.url.rsplit(":", 1)[1]))

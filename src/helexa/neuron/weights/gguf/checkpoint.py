@@ -164,7 +164,8 @@ class GgufCheckpoint:
             _log.info("tensors of multi-token prediction skipped path=%s tensors=%d first=%s", *fields)
         if added:
             _log.warning(
-                "extra tensors in a GGUF file skipped path=%s tensors=%d; the model reads no images and drafts no tokens with them",
+                "extra tensors in a GGUF file skipped path=%s tensors=%d; "
+                "the model reads no images and drafts no tokens with them",
                 quoted(self._file.path),
                 added,
             )
