@@ -39,6 +39,15 @@ def ports():
     return [argument for option in options for argument in (option, str(free_port()))]
 
 
+class Up(subprocess.Popen):
+    """A process of `helexa up`, which is killed if its `with` block fails: it would run on, and the test would hang."""
+
+    def __exit__(self, kind, *details):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *details)
+
+
 class Starter:
     """Starts `helexa up`, and finds its processes by a variable in their environment."""
 
@@ -48,7 +57,7 @@ class Starter:
 
     def __call__(self, *arguments, **variables):
         name, value = self.mark.split("=")
-        return subprocess.Popen(
+        return Up(
             [sys.executable, "-m", "helexa", "up", *arguments],
             env=self._environ | {name: value} | variables,
             stdin=subprocess.DEVNULL,
@@ -90,13 +99,15 @@ def wait_until(condition, seconds=60):
         time.sleep(0.05)
 
 
-def read_until(stream, text):
-    lines = []
+def read_until(stream, *texts):
+    """Read lines until each of `texts` has occurred, in any order; return these lines."""
+    lines, missing = [], set(texts)
     for line in stream:
         lines.append(line)
-        if text in line:
+        missing = {text for text in missing if text not in line}
+        if not missing:
             return "".join(lines)
-    raise AssertionError(f"{text!r} was not in {''.join(lines)!r}")
+    raise AssertionError(f"{missing!r} were not in {''.join(lines)!r}")
 
 
 @pytest.mark.parametrize("option", ["--port", "--metrics-port", "--neuron-port"])
@@ -454,8 +465,8 @@ def test_failed_model_load_makes_helexa_up_exit_with_an_error(started, ports, tm
 def test_option_verbose_prints_the_logs_of_node_and_gateway(started, ports, smollm2_gguf, tmp_path):
     logs = tmp_path / "logs"
     with started("--verbose", "--log-dir", str(logs), "--model", str(smollm2_gguf), *ports) as process:
-        read_until(process.stderr, "cortex | ")
-        read_until(process.stderr, "neuron | ")
+        # In any order: the logs are copied one file after the other, and both servers may write nothing more.
+        read_until(process.stderr, "cortex | ", "neuron | ")
         process.terminate()
         assert process.wait(60) == 0
     assert {file.name for file in logs.iterdir()} == {"neuron.log", "cortex.log"}
