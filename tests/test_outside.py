@@ -62,7 +62,7 @@ def test_exit_status_is_1_if_a_check_listed_as_a_known_failure_passes():
     assert [entry.check for entry in verdict.mended] == ["plain"]
 
 
-def test_known_failure_of_all_checks_is_fixed_only_if_all_checks_pass():
+def test_known_failure_listed_for_all_checks_counts_as_fixed_only_if_all_checks_pass():
     some = judged(("plain", "passed"), ("streamed", "failed"), listed=[known("*")])
     assert some.exit_status == 0
     assert judged(("plain", "passed"), ("streamed", "passed"), listed=[known("*")]).mended

@@ -50,7 +50,7 @@ def run(python, environ, tmp_path):
         ("helexa.bench once", "bench"),
     ],
 )
-def test_command_without_its_extra_prints_one_line_that_names_the_missing_extra(run, command, extra):
+def test_command_without_its_optional_packages_prints_one_line_that_names_the_pip_extra(run, command, extra):
     result = run(*command.split())
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.endswith(f" is not installed; install it with: pip install 'helexa[{extra}]'\n")
@@ -69,7 +69,9 @@ def test_command_without_its_extra_prints_one_line_that_names_the_missing_extra(
         ),
     ],
 )
-def test_missing_extra_message_has_the_install_command_of_uv_tool_or_pipx(tmp_path, environ, file, content, command):
+def test_message_about_a_missing_pip_extra_has_the_install_command_of_uv_tool_or_pipx(
+    tmp_path, environ, file, content, command
+):
     python = bare_venv(tmp_path / "venv")
     (tmp_path / "venv" / file).write_text(content.replace("HOME", str(python.resolve().parent)))
     doctor = [str(python), "-m", "helexa", "doctor"]
@@ -83,7 +85,7 @@ def test_command_without_optional_dependencies_works_in_a_bare_install(run, comm
     assert result.returncode == 0, result.stderr
 
 
-def test_library_without_the_engine_raises_an_error_that_names_the_extra(python, environ):
+def test_library_without_the_engine_packages_raises_an_error_that_names_the_pip_extra(python, environ):
     code = "import helexa\ntry: helexa.pull('helexa/small')\nexcept helexa.HelexaError as error: print(error)"
     result = subprocess.run([str(python), "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert result.stdout.endswith("install it with: pip install 'helexa[neuron]'\n")

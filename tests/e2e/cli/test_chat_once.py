@@ -16,7 +16,7 @@ def chat(helexa, gateway):
     return lambda *arguments, **options: helexa("chat", *arguments, "--url", gateway.url, **options)
 
 
-def test_stdout_has_only_the_completion(chat, gateway):
+def test_chat_writes_only_the_completion_to_stdout(chat, gateway):
     result = chat("hello?")
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello there!\n", "")
     request = gateway.requests[0]
@@ -70,7 +70,7 @@ def test_text_piped_to_stdin_is_appended_to_the_prompt(chat, gateway, arguments,
     assert gateway.requests[0]["messages"][-1]["content"] == prompt
 
 
-def test_chat_prints_a_note_and_sends_no_request_while_stdin_is_open(environ, gateway):
+def test_chat_notes_that_it_waits_for_stdin_to_end_before_it_sends_the_request(environ, gateway):
     command = [sys.executable, "-m", "helexa", "chat", "hi", "--url", gateway.url]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:

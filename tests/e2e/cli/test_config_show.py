@@ -86,7 +86,7 @@ def test_text_output_shows_origins_only_with_option_origin(helexa, tmp_path):
     assert line.split("# ")[1] == f"{tmp_path / 'neuron.toml'}:1"
 
 
-def test_without_a_server_name_config_show_prints_each_server_that_has_a_file(helexa, tmp_path, monkeypatch):
+def test_config_show_without_a_server_name_prints_each_server_with_a_configuration_file(helexa, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if not any(Path(file).exists() for file in ("/etc/neuron/neuron.toml", "/etc/cortex/cortex.toml")):
         result = helexa("config", "show")

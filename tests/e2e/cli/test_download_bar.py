@@ -71,7 +71,7 @@ def test_download_progress_bar_fits_into_one_line_of_a_narrow_terminal(monkeypat
     assert not any("\n" in line or len(line) > width for line in lines)
 
 
-def test_bar_of_a_download_of_unknown_size_shows_only_the_received_bytes(monkeypatch):
+def test_progress_bar_of_a_download_of_unknown_size_shows_only_the_received_bytes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream, clock = Terminal(), Clock()
     with DownloadBar("org/name", stream=stream, clock=clock) as bar:

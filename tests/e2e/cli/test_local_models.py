@@ -102,7 +102,7 @@ def test_failed_pull_is_explained_in_one_line(helexa, hub, setup, code, message)
     assert result.stderr.count("\n") == 1
 
 
-def test_misspelled_model_gets_a_suggestion(helexa, fetch):
+def test_misspelled_model_name_gets_a_suggestion_of_a_known_model(helexa, fetch):
     fetch("org/tiny")
     result = helexa("pull", "org/tinny")
     assert result.returncode == 4
@@ -313,7 +313,7 @@ def test_tag_of_the_model_name_selects_the_quantization_that_pull_downloads(hele
     assert "its quantization differs from quant" in result.stderr
 
 
-def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub, tmp_path):
+def test_model_names_without_a_scheme_are_pulled_from_the_configured_hub_and_listed(helexa, hub, tmp_path):
     mirror = {
         "HF_ENDPOINT": "http://127.0.0.1:1",
         "NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT": hub.url,
@@ -329,7 +329,7 @@ def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub
     assert not path.exists()
 
 
-def test_private_engine_looks_up_models_at_the_configured_default_source(helexa, hub):
+def test_private_engine_looks_up_models_on_the_hub_configured_as_default_source(helexa, hub):
     result = helexa(
         "generate",
         "Hello",

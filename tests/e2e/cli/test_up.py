@@ -223,7 +223,7 @@ def test_idle_models_sleep_by_default_if_prompts_are_saved_to_disk(tmp_path, mon
     assert tomllib.loads(neuron.read_text())["harness"]["torch"]["idle_unload_secs"] == secs
 
 
-def test_up_without_the_engine_extra_names_the_extra_to_install(environ):
+def test_up_without_the_engine_packages_names_the_pip_extra_to_install(environ):
     code = (
         "import sys; sys.modules['tokenizers'] = None; sys.argv = ['helexa', 'up']; from helexa.cli import main; main()"
     )

@@ -52,7 +52,7 @@ def test_chat_request_with_an_invalid_field_is_rejected_with_an_error_code(
     assert "\n" not in caught.value.message
 
 
-def test_too_long_prompt_error_names_both_lengths(client: openai.OpenAI):
+def test_error_for_a_too_long_prompt_names_the_prompt_length_and_the_context_length(client: openai.OpenAI):
     # The node counts the tokens of the first prompt; it rejects the second by its length in characters.
     for text, length in (("a " * CONTEXT, "prompt_len"), ("word " * 26 * CONTEXT, "estimated_prompt_tokens")):
         messages: Any = [{"role": "user", "content": text}]

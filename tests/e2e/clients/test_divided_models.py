@@ -63,7 +63,7 @@ def fleet(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             server.end()
 
 
-def test_model_that_needs_two_devices_is_feasible_only_on_the_node_with_two_ranks(fleet: Fleet) -> None:
+def test_model_that_needs_two_devices_can_run_only_on_the_node_that_allows_two_ranks(fleet: Fleet) -> None:
     (model,) = get(f"{fleet.url}/v1/models")["data"]
     assert model["feasible_on"] == ["two"]
     first, _ = get(f"{fleet.url}/api/explain?model=wide")["candidates"]

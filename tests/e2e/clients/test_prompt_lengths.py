@@ -62,7 +62,7 @@ async def content_of(stack: SayingStack, unit: str, tokens: int) -> str:
     return unit * repeated
 
 
-async def test_prompt_that_fits_in_tokens_is_accepted_and_a_longer_one_rejected_in_each_api(stack: SayingStack) -> None:
+async def test_each_api_accepts_a_prompt_within_the_context_and_rejects_a_longer_prompt(stack: SayingStack) -> None:
     for name, unit in TEXTS.items():
         content = await content_of(stack, unit, FITS)
         response = await stack.openai.chat.completions.create(**chat(content), max_tokens=1)

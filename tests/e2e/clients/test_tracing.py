@@ -87,7 +87,9 @@ async def test_trace_of_a_failed_request_has_its_error_code(receiver: Receiver, 
     assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (404, "model_not_found")
 
 
-def test_gateway_that_lacks_the_otel_extra_names_the_extra_in_one_line(tmp_path: Path, receiver: Receiver) -> None:
+def test_gateway_without_the_tracing_packages_names_the_pip_extra_otel_in_one_line(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     (tmp_path / "cortex.toml").write_text("")
     script = "import sys\nsys.modules['opentelemetry.sdk'] = None\nfrom helexa.cortex.cli import main\nmain()"
     command = [sys.executable, "-c", script, "serve", "-c", str(tmp_path / "cortex.toml")]

@@ -240,7 +240,7 @@ def node(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.timeout(max(300, 60 * KILLS))
-def test_answer_is_unchanged_after_node_or_engine_was_killed_in_any_phase(node: Node):
+def test_node_gives_an_unchanged_answer_after_node_or_engine_was_killed_in_any_phase(node: Node):
     drill = Drill(node)
     reference = node.completion(drill.source)
     assert "Paris" in reference

@@ -136,7 +136,7 @@ def test_jump_of_the_wall_clock_does_not_change_the_verdict_on_a_suspected_slowd
 
 
 @pytest.mark.parametrize(("samples", "warned"), [(SAMPLES - 1, True), (SAMPLES, False)])
-def test_setting_samples_below_the_minimum_for_a_verdict_logs_a_warning(database, caplog, samples, warned):
+def test_configured_sample_count_too_small_for_a_verdict_logs_a_warning(database, caplog, samples, warned):
     AlertMonitor(AlertsSection(), *database, samples)
     assert ("a comparison needs 5 samples of each build" in caplog.text) == warned
 

@@ -31,7 +31,7 @@ def test_noise_and_a_single_outlier_are_not_detected_as_a_shift():
     assert bounds(values) == [(0, 100)]
 
 
-def test_levels_cover_the_whole_series_and_a_large_shift_begins_a_new_level():
+def test_detected_levels_cover_the_whole_series_and_a_large_shift_begins_a_new_level():
     rng = random.Random(3)
     for _ in range(20):
         values = noisy(rng, 10, 4, 0.05) + noisy(rng, 13, 4, 0.05)

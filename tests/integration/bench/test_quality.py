@@ -153,7 +153,7 @@ def test_models_without_tool_calls_are_measured_only_with_json_cases() -> None:
     ("expect", "columns"),
     [((r"def \w+", "return", "yield", "(?i)FOUR"), {"score": 0.75}), (("yield",), {"score": 0.0}), ((), {})],
 )
-def test_capability_answer_is_scored_by_its_patterns_and_stored(
+def test_answer_to_a_capability_prompt_is_scored_by_the_expected_patterns_and_stored(
     expect: tuple[str, ...], columns: dict[str, float]
 ) -> None:
     scripts = [

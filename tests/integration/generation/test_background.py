@@ -21,7 +21,7 @@ class InterruptedAtOnce(BlockingCaller):
         raise KeyboardInterrupt
 
 
-def test_keyboard_interrupt_in_a_blocking_iteration_cancels_the_coroutine():
+def test_keyboard_interrupt_in_a_synchronous_loop_over_a_stream_cancels_its_coroutine():
     ended = []
 
     async def silent():

@@ -102,7 +102,7 @@ def started_spare(before: set[int]) -> int:
     return spare
 
 
-def test_process_pool_uses_the_template_process_that_was_started_early() -> None:
+def test_process_pool_takes_the_chat_template_process_that_was_started_early() -> None:
     before = template_processes()  # of other tests
     spare = started_spare(before)
     pool = ProcessPool(TEMPLATE_PROCESS, kept=1)
@@ -113,7 +113,7 @@ def test_process_pool_uses_the_template_process_that_was_started_early() -> None
     assert not psutil.pid_exists(spare)
 
 
-def test_template_process_that_was_started_early_and_not_used_is_ended() -> None:
+def test_chat_template_process_that_was_started_early_and_not_used_is_ended() -> None:
     spare = started_spare(template_processes())
     sandbox.end_spares()
     assert not psutil.pid_exists(spare)

@@ -30,13 +30,13 @@ def test_arguments_override_environment_variables(monkeypatch):
     assert (torch.device, torch.dtype) == ("cpu", "bfloat16")
 
 
-def test_option_context_length_selects_a_private_engine():
+def test_option_context_length_selects_a_private_engine_instead_of_a_server():
     location = ModelLocation(context_length=512)
     assert location.is_private
     assert EngineSettings(context_length=512).config().harness.torch.context_length == 512
 
 
-def test_variable_helexa_device_selects_a_private_engine_on_this_device(monkeypatch):
+def test_variable_helexa_device_selects_a_private_engine_on_the_named_device(monkeypatch):
     monkeypatch.setenv("HELEXA_DEVICE", "cuda:1")
     assert EngineSettings().config().harness.torch.device == "cuda:1"
     assert ModelLocation().is_private

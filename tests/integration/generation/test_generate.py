@@ -209,7 +209,7 @@ def test_misspelled_option_suggests_the_correct_name(small):
         helexa.generate("hi", color="red", target="http://127.0.0.1:1")
 
 
-def test_all_public_names_are_importable():
+def test_all_public_names_of_the_package_helexa_are_importable():
     assert set(helexa.__all__) <= set(dir(helexa))
     assert all(getattr(helexa, name) is not None for name in helexa.__all__)
     assert inspect.iscoroutinefunction(helexa.agenerate)

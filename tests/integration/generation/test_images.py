@@ -69,7 +69,7 @@ def test_images_are_added_to_the_last_message_of_a_conversation(gateway):
         (PNG, "images is a list of images"),
     ],
 )
-def test_invalid_images_are_rejected_before_a_request(gateway, images, problem):
+def test_invalid_images_are_rejected_without_a_request_to_the_server(gateway, images, problem):
     with pytest.raises(helexa.InvalidRequestError, match=problem):
         helexa.generate("What is it?", images=images, target=gateway.url, model="m")
     assert gateway.requests == []

@@ -17,7 +17,7 @@ def compared(*lines):
     return Comparison(lines)
 
 
-def test_speed_comparison_table_has_medians_ratios_and_share_of_the_ceiling():
+def test_speed_comparison_table_has_medians_ratios_and_share_of_the_maximum_speed():
     comparison = compared(
         line("llama.cpp", "decode@1", 100.0),
         line("helexa", "decode@1", 150.0, ceiling_tok_s=200.0),  # 75 %
@@ -48,7 +48,7 @@ def test_speed_comparison_marks_widely_scattered_values():
     }
 
 
-def test_ratio_to_the_best_peer_uses_only_peers_with_a_result_for_the_row():
+def test_ratio_to_the_best_other_engine_uses_only_engines_with_a_result_for_the_row():
     comparison = compared(
         line("helexa", "decode@4", 300.0),
         line("llama.cpp", "decode@4", 200.0),
@@ -63,7 +63,7 @@ def test_ratio_to_the_best_peer_uses_only_peers_with_a_result_for_the_row():
     assert comparison.snapshot()["decode@1:7700"]["ratios"] == {"llama.cpp": 2.5}
 
 
-def test_comparison_table_of_helexa_alone_has_no_peer_columns():
+def test_comparison_table_of_helexa_alone_has_no_columns_for_other_engines():
     assert compared(line("helexa", "decode@1", 90.0)).table().splitlines() == [
         "| Row | helexa | of the ceiling |",
         "| --- | --- | --- |",
@@ -117,7 +117,7 @@ def test_measure_rows_reports_the_tokens_per_second_of_every_row(capsys):
     ]
 
 
-def test_best_peer_column_ignores_other_configurations_of_helexa():
+def test_best_other_engine_column_ignores_other_configurations_of_helexa():
     comparison = compared(
         line("helexa", "decode@1", 300.0),
         line("helexa int8", "decode@1", 400.0),

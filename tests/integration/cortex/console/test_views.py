@@ -26,7 +26,7 @@ def some_requests(fleet: FakeFleet) -> None:
     fleet.ask(model="unknown")
 
 
-def test_sign_in_page_and_dialogs_pass_axe(sign_in: SignIn) -> None:
+def test_sign_in_page_and_dialogs_pass_the_accessibility_checks_of_axe(sign_in: SignIn) -> None:
     page = sign_in(key=None)
     page.get_by_label("API key").wait_for()
     page.evaluate(browsing.axe())

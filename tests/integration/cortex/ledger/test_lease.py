@@ -27,7 +27,7 @@ def test_lease_takes_fewer_tokens_in_advance_near_the_cap():
     assert grant(-5, [1]) == 0
 
 
-def test_grant_skips_reservations_that_exceed_the_remaining_tokens():
+def test_reservations_above_the_remaining_tokens_are_skipped_and_smaller_ones_granted():
     assert grant(100, [90, 50, 10]) == 100
 
 

@@ -41,13 +41,13 @@ def test_device_and_memory_errors_are_recognized_along_the_chain_of_causes(
     assert (is_device_fault(error), is_out_of_memory(error)) == (device, memory)
 
 
-def test_error_with_a_cyclic_chain_of_causes_is_classified():
+def test_error_with_a_cyclic_chain_of_causes_is_classified_without_an_endless_loop():
     first, second = ValueError(), KeyError()
     first.__context__, second.__context__ = second, first
     assert not is_device_fault(first)
 
 
-def test_third_out_of_memory_error_in_a_row_reaches_the_limit():
+def test_third_out_of_memory_error_in_a_row_reaches_the_limit_for_ending_the_engine():
     strikes = OutOfMemoryCounter()
     assert [strikes.strike(), strikes.strike()] == [False, False]
     strikes.reset()

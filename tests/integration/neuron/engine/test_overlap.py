@@ -137,7 +137,7 @@ def test_overlapping_steps_compute_no_extra_token_at_a_known_length_limit():
     assert (len(simulation.tokens[0]), simulation.runner.entries) == (7, 7)
 
 
-def test_request_with_non_finite_logits_fails_no_request_that_has_just_ended():
+def test_request_with_non_finite_logits_does_not_change_the_result_of_an_ended_request():
     simulation = Simulation(True)
     simulation.runner.next_token = lambda tokens: STOP if len(tokens) > 1 else 10
     simulation.scheduler.add(Sequence(Generate(id=0, prompt=[20], max_tokens=9, sampling=GREEDY, stop_ids=[STOP])))

@@ -67,7 +67,7 @@ def test_doctor_reports_whether_gpus_can_access_each_others_memory(
     assert text in [result.text for result in look_at_kernels(TorchConfig(), "cuda:0")]
 
 
-def test_device_that_cannot_be_used_does_not_hide_other_devices_in_the_survey(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_lists_a_device_that_cannot_be_used_beside_the_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program may use all memory of the device."""
 
     def full(device: torch.device) -> tuple[int, int]:

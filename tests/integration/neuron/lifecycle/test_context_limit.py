@@ -86,7 +86,7 @@ def test_former_variable_neuron_max_prompt_tokens_limits_prompts() -> None:
     assert config.harness.torch.context_limit.max_prompt_tokens == 16384
 
 
-def test_held_prefill_rate_rises_immediately_and_falls_after_the_hold_time() -> None:
+def test_prefill_rate_for_the_context_limit_rises_at_once_and_falls_after_a_hold_time() -> None:
     now = 0.0
     rate = SteadyRate(100.0, lambda: now)
 
@@ -108,7 +108,7 @@ def test_held_prefill_rate_rises_immediately_and_falls_after_the_hold_time() -> 
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(1, 1000)), max_size=60))
-def test_held_prefill_rate_never_falls_before_the_hold_time_for_random_rates(steps: list[tuple[float, float]]) -> None:
+def test_prefill_rate_for_the_context_limit_never_falls_before_the_hold_time(steps: list[tuple[float, float]]) -> None:
     now = 0.0
     rate = SteadyRate(10.0, lambda: now)
     changes = [(0.0, 10.0)]

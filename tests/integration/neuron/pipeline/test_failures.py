@@ -33,7 +33,7 @@ def stage_processes() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-async def test_killed_or_stopped_stage_on_another_host_ends_the_engine_and_all_processes(
+async def test_killed_or_stopped_pipeline_stage_ends_the_engine_and_all_its_processes(
     tiny_gguf: Path, group_of: GroupOf, fault: signal.Signals
 ) -> None:
     died = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ async def test_killed_engine_ends_its_stages_on_other_hosts(tiny_gguf: Path, gro
         assert_all_end(processes)
 
 
-async def test_error_in_a_stage_ends_the_engine(
+async def test_error_in_a_pipeline_stage_ends_the_engine(
     tiny_gguf: Path, group_of: GroupOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject(monkeypatch, "rank1/error@step=3")
@@ -79,7 +79,7 @@ async def load_error(model: Path, group: HostGroup, **settings: Any) -> HelexaEr
     return caught.value
 
 
-async def test_stage_that_fails_to_load_fails_the_load(
+async def test_pipeline_stage_that_fails_to_load_fails_the_load_of_the_model(
     tiny_gguf: Path, group_of: GroupOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject(monkeypatch, "rank1/error@load")
@@ -121,7 +121,7 @@ async def test_load_fails_if_a_host_has_a_different_model_file(
     assert "differs from the file on host 0" in str(error)
 
 
-async def test_load_fails_if_a_stage_does_not_fit_on_its_host(tiny_gguf: Path) -> None:
+async def test_load_fails_if_a_pipeline_stage_does_not_fit_into_the_memory_of_its_host(tiny_gguf: Path) -> None:
     with hosts(min_free_floor_mb=1 << 20) as group_of:
         error = await load_error(tiny_gguf, group_of(2))
     assert isinstance(error, DoesNotFitError)

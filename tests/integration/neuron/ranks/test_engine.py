@@ -201,7 +201,7 @@ async def test_nan_in_a_rank_fails_the_sequence_and_clears_its_pages(
         ("rank1/exit@load", r"the process of rank 1 ended with exit code 77"),
     ],
 )
-async def test_rank_that_fails_to_load_fails_the_load(
+async def test_rank_that_fails_to_load_fails_the_load_of_the_model(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
     inject(monkeypatch, fault)

@@ -142,7 +142,7 @@ async def test_no_http_102_response_is_sent_after_the_final_response(monkeypatch
         "x-helexa-keep-alive: 15; from=\r\n",
     ],
 )
-async def test_no_timer_for_interim_responses_runs_without_a_valid_header(
+async def test_request_without_a_valid_interim_header_starts_no_timer_for_102_responses(
     monkeypatch: pytest.MonkeyPatch, header: str
 ) -> None:
     def refuse(*_: object) -> None:

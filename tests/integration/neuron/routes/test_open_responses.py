@@ -41,12 +41,12 @@ async def test_response_complies_with_the_open_responses_specification(case: Cas
         specification().check_response(reply, case)
 
 
-async def test_image_is_rejected_without_vision() -> None:
+async def test_image_in_a_responses_request_is_rejected_by_a_model_without_vision() -> None:
     status, reply = await reply_to(case_named("image-input"), "A dot.")
     assert (status, reply["error"]["code"]) == (400, "vision_unsupported")
 
 
-def test_schema_of_the_specification_accepts_messages_with_a_phase() -> None:
+def test_message_item_with_the_field_phase_matches_the_schema_of_the_specification() -> None:
     content = [{"type": "output_text", "text": "Four.", "annotations": [], "logprobs": []}]
     item = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": content}
     specification().check("ItemField", {**item, "phase": "final_answer"})

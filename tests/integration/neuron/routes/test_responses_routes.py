@@ -299,7 +299,7 @@ async def test_tool_choice_can_force_a_function_call() -> None:
     assert responses[1].tool_choice == "required"
 
 
-async def test_unsupported_format_error_names_the_parameter(node: Node) -> None:
+async def test_error_for_an_unsupported_text_format_names_the_parameter(node: Node) -> None:
     schema = {"type": "json_schema", "name": "a", "schema": {"type": "nothing"}}
     status, _, param = await error_of(node.openai.responses.create(model=MODEL, input="x", text={"format": schema}))  # type: ignore[arg-type]
     assert (status, (param or "").startswith("text.format")) == (400, True)

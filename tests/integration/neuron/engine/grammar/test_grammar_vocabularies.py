@@ -247,7 +247,7 @@ def test_grammar_whose_text_the_vocabulary_cannot_spell_is_reported_as_a_bad_gra
     assert (matcher.error, matcher.bad_grammar) == (message, True)
 
 
-def test_wordpiece_grammar_is_followed_if_spellable_and_rejected_otherwise(tmp_path: Path) -> None:
+def test_wordpiece_model_follows_a_grammar_that_its_tokens_can_spell_and_rejects_others(tmp_path: Path) -> None:
     tokens = ["[UNK]", "[SEP]", "un", "happy", "##happy", "{", "}", "##s"]
     backend = Backend(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()

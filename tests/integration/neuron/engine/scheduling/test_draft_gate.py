@@ -131,7 +131,7 @@ def test_ngram_drafts_become_shorter_if_rejected_and_rows_are_expensive() -> Non
     assert gate.ngram_drafts(acceptance, 5, rows=1, sequences=1)[0] == 5
 
 
-def test_noisy_time_of_two_row_steps_does_not_shorten_ngram_drafts() -> None:
+def test_noisy_times_of_steps_with_two_rows_do_not_shorten_ngram_drafts() -> None:
     """A draft head tries single drafts: two rows are measured before the many rows of n-gram drafts."""
     gate, acceptance = DraftGate(0.03), Acceptance(0.9)
     for rows, duration in ((1, 1.0), (2, 1.15)):  # usually 1.06

@@ -77,7 +77,7 @@ def test_chunked_prompt_reports_its_cached_tokens_only_once() -> None:
     assert outputs == [[(True, 0, 0), (False, 0, 1)], [(True, 20, 0), (False, 0, 1)]]
 
 
-def test_stop_token_ends_the_sequence_and_frees_pages() -> None:
+def test_stop_token_ends_the_sequence_and_frees_its_kv_pages() -> None:
     pool = PagePool(10, 4)
     scheduler = Scheduler(options(), pool)
     scheduler.add(sequence(1, 6, max_tokens=50, stop_ids=[7]))
@@ -102,7 +102,7 @@ def test_newest_sequence_is_preempted_if_pages_run_out_and_resumes_first() -> No
     assert scheduler.waiting[0].computed == 0
 
 
-def test_cancel_frees_pages() -> None:
+def test_cancel_of_a_sequence_frees_its_kv_pages() -> None:
     pool = PagePool(10, 4)
     scheduler = Scheduler(options(), pool)
     scheduler.add(sequence(1, 6))
