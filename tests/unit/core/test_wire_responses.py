@@ -67,7 +67,7 @@ def error_of(**fields: Any) -> ApiError:
     return caught.value
 
 
-def test_input_of_a_string_becomes_a_user_message() -> None:
+def test_input_that_is_a_string_becomes_a_user_message() -> None:
     assert [turn.for_template() for turn in parse().chat().messages] == [{"role": "user", "content": "hi"}]
 
 

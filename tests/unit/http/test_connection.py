@@ -242,7 +242,7 @@ async def test_idle_connection_is_closed_after_the_keep_alive_time(monkeypatch: 
         assert (await final_response(await connect(), GET % b"a"))[1].endswith(b"0\r\n\r\n")
 
 
-async def test_default_keep_alive_outlasts_reverse_proxies() -> None:
+async def test_default_keep_alive_time_is_longer_than_that_of_reverse_proxies() -> None:
     async with listening(hello) as (listener, _):
         assert listener._service.keep_alive_secs > 60
 

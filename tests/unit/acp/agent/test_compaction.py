@@ -65,7 +65,7 @@ def test_history_sent_to_the_model_has_one_result_for_each_tool_call():
     assert view[3].failed
 
 
-def test_fit_messages_shortens_tool_results_first_and_then_answers():
+def test_function_fit_messages_shortens_tool_results_first_and_then_answers():
     long = "x" * 7000
     history = [
         user("u", long),

@@ -45,7 +45,7 @@ async def editor(endpoint: ScriptedEndpoint, tmp_path: Path) -> AsyncIterator[Ed
         yield editor
 
 
-async def test_initialize_answers_with_version_1_and_the_capabilities(editor: Editor):
+async def test_request_initialize_is_answered_with_protocol_version_1_and_the_capabilities(editor: Editor):
     result = await editor.initialize()
     assert result["protocolVersion"] == 1
     assert result["agentCapabilities"]["sessionCapabilities"].keys() >= {"list", "resume", "close", "delete"}

@@ -67,7 +67,7 @@ def test_session_updates_match_the_acp_schema(event: Event):
     assert dumped == update
 
 
-def test_notices_become_thoughts_for_clients_that_do_not_support_them():
+def test_notices_are_sent_as_thoughts_to_clients_that_do_not_support_notices():
     for event in (Notice("slow", "warning"), CompactionChanged("k", "completed", summary="all")):
         (update,) = event_updates(event, ClientCapabilities())
         assert update["sessionUpdate"] == "agent_thought_chunk"
@@ -75,7 +75,7 @@ def test_notices_become_thoughts_for_clients_that_do_not_support_them():
     assert event_updates(UsageChanged(10, None), ALL) == []
 
 
-def test_notices_and_compactions_are_updates_for_clients_that_support_them():
+def test_notices_and_compactions_are_sent_as_own_updates_to_clients_that_support_them():
     (notice,) = event_updates(Notice("slow", "warning"), ALL)
     (compaction,) = event_updates(CompactionChanged("k", "failed", error="no room"), ALL)
 

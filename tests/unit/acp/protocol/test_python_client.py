@@ -40,7 +40,7 @@ class Client:
         return schema.WriteTextFileResponse()
 
 
-async def test_client_of_the_python_sdk_can_create_prompt_and_end_a_session(tmp_path: Path):
+async def test_client_of_the_python_sdk_creates_a_session_sends_prompts_and_ends_the_session(tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\n")
     edit = Call("edit_file", {"path": "a.txt", "old_text": "one", "new_text": "two"})
     plan = Call("todo", {"tasks": [{"content": "edit"}]})

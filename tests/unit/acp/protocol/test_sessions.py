@@ -64,7 +64,7 @@ async def test_updates_of_a_new_session_are_sent_after_the_response_to_session_n
     assert names == ["compact", "model", "mode", "permissions", "status", "clear", "init", "help"]
 
 
-async def test_only_the_replay_of_session_load_precedes_its_response_with_many_sessions(editor: Editor, work: Path):
+async def test_of_many_sessions_only_the_replay_of_session_load_is_sent_before_its_response(editor: Editor, work: Path):
     """Of 20 sessions opened at once, each gets its updates after the response, except the replayed history."""
     ids = await asyncio.gather(*(editor.new(work) for _ in range(20)))
     assert len(set(ids)) == 20

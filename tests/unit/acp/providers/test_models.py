@@ -143,7 +143,7 @@ async def test_error_for_an_unknown_endpoint_names_the_known_ones():
         ({"/v1/messages"}, "/messages"),
     ],
 )
-async def test_wire_api_auto_probes_which_api_the_endpoint_serves(routes, path):
+async def test_setting_wire_api_auto_probes_which_api_the_endpoint_serves(routes, path):
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = routes
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
@@ -153,7 +153,7 @@ async def test_wire_api_auto_probes_which_api_the_endpoint_serves(routes, path):
         await models.close()
 
 
-async def test_wire_api_auto_fails_for_an_endpoint_without_a_known_api():
+async def test_setting_wire_api_auto_fails_for_an_endpoint_without_a_known_api():
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = set()
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))

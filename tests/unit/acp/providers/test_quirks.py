@@ -42,7 +42,7 @@ async def models() -> AsyncIterator[Models]:
 
 
 @pytest.mark.parametrize(("name", "quirk"), STREAMED.items(), ids=map(str, STREAMED.values()))
-async def test_agent_reads_recorded_streams_of_third_party_servers_correctly(
+async def test_recorded_streams_of_third_party_servers_give_the_expected_text_and_tool_calls(
     models: Models, name: str, quirk: Quirk
 ) -> None:
     provider = await models.provider(ModelChoice("e", name))

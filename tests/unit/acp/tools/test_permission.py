@@ -90,7 +90,7 @@ def test_answer_always_reject_holds_even_in_bypass_mode() -> None:
     assert isinstance(decide(Runs("git add .", _HOME), "default", remembered.ruling), AskUser)
 
 
-def test_always_allow_for_a_vetted_command_covers_its_line_or_all_its_reading_uses() -> None:
+def test_always_allow_for_a_vetted_command_covers_its_line_or_all_its_read_only_options() -> None:
     remembered = Remembered()
     line = Runs("git diff --stat", _HOME, "git diff")
     offers = [("exactly `git diff --stat`", False), *(("`git diff` that only reads", saved) for saved in (False, True))]

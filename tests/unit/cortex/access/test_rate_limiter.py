@@ -81,7 +81,7 @@ def test_failed_request_uses_no_tokens_of_the_token_rate_limit() -> None:
         rejection(limiter, key, 1)
 
 
-def test_request_above_the_token_limit_is_admitted_if_no_earlier_tokens_count() -> None:
+def test_request_for_more_tokens_than_the_rate_limit_is_admitted_if_no_tokens_are_in_use() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", tokens_per_minute=100)
     request(limiter, key, 1000, actual=400)
@@ -158,7 +158,7 @@ def test_changed_rate_limits_apply_at_once() -> None:
     request(limiter, Principal("a", "k"))
 
 
-def test_rate_limit_headers_show_limit_and_remaining() -> None:
+def test_rate_limit_headers_show_limits_and_remaining_requests_and_tokens() -> None:
     limiter = RateLimiter(Clock())
     key = Principal("a", "k", requests_per_minute=3, tokens_per_minute=100)
     with admitted_request(limiter, key, 30) as permit:

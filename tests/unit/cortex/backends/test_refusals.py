@@ -380,14 +380,14 @@ def test_continue_final_message_is_sent_to_vllm_as_a_request_field() -> None:
     assert sent["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-def test_knowledge_about_a_backend_from_two_overlapping_requests_is_combined() -> None:
+def test_what_two_overlapping_requests_learned_about_a_backend_is_combined() -> None:
     known = BackendKnowledge()
     known.add("http://b", "m", Knowledge(refused=frozenset({"user"})))
     known.add("http://b", "m", Knowledge(alternates=True))  # this request began before the first one ended
     assert known.of("http://b", "m") == Knowledge(refused=frozenset({"user"}), alternates=True)
 
 
-def test_knowledge_about_a_backend_expires_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_requests_learned_about_a_backend_is_forgotten_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     known = BackendKnowledge()
     known.add("http://b", "m", Knowledge(alternates=True))
     later = time.monotonic() + KNOWLEDGE_SECS + 1

@@ -185,7 +185,9 @@ def test_backend_stream_with_too_many_tool_calls_is_an_error() -> None:
     assert stream.failure is not None and "tool calls" in str(stream.failure)
 
 
-def test_tool_call_is_compared_with_a_limited_number_of_later_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_tool_name_begins_no_new_call_beyond_the_limit_of_completeness_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(choices, "MAX_CHECKS", 2)
     pieces = ['{"a": "', *["}"] * 20, '"}']
     chunks, stream = converted(*(call(0, "f", piece) for piece in pieces), finish("tool_calls"), DONE)

@@ -277,7 +277,7 @@ async def test_close_does_not_wait_for_a_busy_worker_process() -> None:
         await job
 
 
-async def test_large_body_gets_a_503_if_too_many_wait_for_a_worker_process(
+async def test_large_request_body_gets_a_503_if_too_many_bodies_wait_for_a_worker_process(
     workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_bodies, "MAX_WAITING", 1)

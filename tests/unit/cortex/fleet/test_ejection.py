@@ -62,7 +62,7 @@ def test_failed_trial_doubles_the_ejection_time_and_a_successful_trial_ends_it()
     assert not ejections.began(PAIR, ANN, now) and not ejections.served(PAIR, ANN)
 
 
-def test_node_that_rejects_all_requests_of_a_path_is_suspected() -> None:
+def test_third_rejection_in_a_row_on_one_path_makes_a_node_suspect_until_a_good_response() -> None:
     ejections = Ejections()
     assert [ejections.rejected(PAIR, "/chat") for _ in range(4)] == [False, False, True, True]
     assert not ejections.rejected(PAIR, "/else")

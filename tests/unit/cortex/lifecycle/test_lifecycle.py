@@ -35,7 +35,7 @@ async def test_concurrent_requests_load_a_model_once_and_different_models_load_i
         assert sorted(s.loaded) == [("A", "n1"), ("C", "n1")]
 
 
-async def test_two_models_of_equal_rank_are_evicted_for_each_other_in_turn() -> None:
+async def test_two_models_of_equal_residency_priority_are_evicted_for_each_other_in_turn() -> None:
     async with one_card("A") as node, stage(node) as s:
         assert (await s.ask("B")).node == "n1"
         assert s.holds("n1") == {"B"}
@@ -57,7 +57,7 @@ async def test_unreported_model_size_is_taken_from_the_catalog() -> None:
         assert node.unloads == ["A"]
 
 
-async def test_model_of_higher_rank_is_not_evicted() -> None:
+async def test_model_of_higher_residency_priority_is_not_evicted() -> None:
     models = [*MODELS[:3], {"id": "Pinned", "vram_mb": 6000, "pinned_on": ["n1"]}]
     async with one_card("Pinned") as node, stage(node, models=models) as s:
         error = await s.refused("B")
@@ -329,7 +329,7 @@ async def test_model_of_a_node_that_came_back_serves_waiting_requests_before_its
             assert (await second).node == "b"
 
 
-async def test_memory_of_a_running_load_is_not_given_to_another() -> None:
+async def test_memory_of_a_running_load_is_not_given_to_a_second_load() -> None:
     async with one_card(total_mb=10000) as node, stage(node, swap_wait_secs=60) as s:
         node.may_load.clear()
         first = s.ask("A")

@@ -123,7 +123,7 @@ def test_priority_strategy_evicts_by_residency_priority() -> None:
     assert victims(snapshot_of(host, known=known, used_at=times, settings=by_class), host, profile, NOW) == ["low"]
 
 
-def test_cold_model_evicts_only_models_of_equal_or_lower_rank() -> None:
+def test_cold_model_evicts_only_models_of_equal_or_lower_residency_priority() -> None:
     for resident, incoming in (("A", "B"), ("B", "A"), ("A", "S")):
         decision = place(snapshot_of(node("a", resident)), incoming)
         assert isinstance(decision, ColdPlacement) and decision.evict == (resident,)
@@ -308,7 +308,7 @@ def test_back_off_after_failed_loads_grows_to_a_limit_and_resets_after_a_success
     assert history.load_secs == {pair: 15.0}
 
 
-def test_models_expire_after_the_idle_time_unless_they_are_pinned_busy_or_new() -> None:
+def test_models_are_due_for_unloading_after_the_idle_time_unless_pinned_busy_or_new() -> None:
     known = catalog(A=1, B=1, C=1, D=1, P={"vram_mb": 1, "pinned_on": ["a"]})
     ttl = EvictionSection(idle_ttl_secs=60)
     used = {("a", "A"): NOW - 70, ("a", "B"): NOW - 70, ("a", "P"): NOW - 500}
@@ -620,7 +620,7 @@ def test_saved_prompts_that_were_cleared_are_forgotten_until_the_nodes_next_repo
     assert history.saved_prompts[pair] == {"00ff"}
 
 
-def test_cpu_node_has_the_memory_that_it_reports_as_grantable_and_not_its_total() -> None:
+def test_free_memory_of_a_cpu_node_is_at_most_what_the_node_reports_as_grantable() -> None:
     assert snapshot_of(cpu_node("a", free=11_000)).free(cpu_node("a", free=11_000)) == {-1: 11_000}
     promised = cpu_node("a", free=11_000, grantable=4000)
     assert snapshot_of(promised).free(promised) == {-1: 4000}

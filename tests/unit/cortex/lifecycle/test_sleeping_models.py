@@ -57,12 +57,12 @@ def test_sleeping_model_that_is_not_in_the_catalog_wakes_only_on_its_node() -> N
     assert isinstance(decision, ColdPlacement) and decision.evict == ("B",)
 
 
-def test_sleeping_model_does_not_evict_a_model_of_a_higher_rank() -> None:
+def test_sleeping_model_does_not_evict_a_model_of_higher_residency_priority() -> None:
     full = asleep(node("a", "S", free=[3000]), "A")
     assert explain(snapshot_of(full), "A").decision == "refuse"
 
 
-def test_load_request_gives_a_pinned_model_an_idle_time_only_from_the_catalog() -> None:
+def test_load_request_lets_a_pinned_model_sleep_only_after_an_idle_time_in_the_catalog() -> None:
     idle_secs = {"A": None, "P": 0.0, "Q": 60.0}
     known = catalog(A={}, P={"pinned_on": ["a"]}, Q={"pinned_on": ["a"], "idle_unload_secs": 60})
     assert {profile.id: load_spec(profile, ()).idle_unload_secs for profile in known.models} == idle_secs

@@ -63,7 +63,7 @@ def test_history_sums_requests_per_node_and_per_model() -> None:
     assert {name: one["tokens_per_second"][-1] for name, one in series(history, "model").items()} == {"M": 1, "N": 2}
 
 
-def test_history_keeps_the_longest_queue_and_the_memory_of_gpus_or_host() -> None:
+def test_history_has_the_longest_queue_of_an_interval_and_the_memory_of_gpus_or_host() -> None:
     gpu = DeviceHealth(index=0, vram_used_mb=1000, vram_free_mb=3000)
     loads = [ModelLoad(id="M", in_flight=2, queue_depth=3)]
     first = Node("n1", "http://n1", healthy=True, health=Health(devices=[gpu], models=loads))

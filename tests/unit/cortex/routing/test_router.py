@@ -241,7 +241,7 @@ def test_session_stays_on_its_node_until_the_node_is_overloaded() -> None:
     assert chosen(**{order[0]: 5, order[1]: 4, order[2]: 4}) == (order[0], "why=affinity")
 
 
-def test_node_with_a_cached_prompt_is_preferred_memory_before_disk_within_the_bound() -> None:
+def test_node_with_the_prompt_cached_is_preferred_unless_overloaded_memory_before_disk() -> None:
     order = rank_nodes(["a", "b", "c"], "M", KEY)
     name = frozenset({prefix_name(KEY)})
     caches = dict(zip(order, ({}, {"disk_prefixes": name}, {"memory_prefixes": name}), strict=True))
@@ -361,7 +361,7 @@ def fleet_views(draw: st.DrawFn) -> FleetView:
 
 
 @given(fleet_views(), st.none() | st.binary(min_size=16, max_size=16), st.sets(st.sampled_from(NAMES)))
-def test_random_routing_chooses_only_allowed_nodes_within_the_load_bound(
+def test_routing_of_random_fleets_chooses_only_allowed_nodes_within_the_load_bound(
     fleet_view: FleetView, key: bytes | None, avoid: set[str]
 ) -> None:
     able: dict[str, int] = {}
