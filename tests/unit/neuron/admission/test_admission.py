@@ -157,7 +157,7 @@ async def test_closing_the_model_rejects_waiting_and_later_requests() -> None:
     await clients.end("a1")
 
 
-async def test_request_canceled_during_close_ends_as_canceled() -> None:
+async def test_request_canceled_before_the_model_closes_ends_as_canceled_and_not_as_rejected() -> None:
     model = model_with(endless(""), max_in_flight=1)
     clients = Clients(model.admission)
     await clients.arrive("a1")

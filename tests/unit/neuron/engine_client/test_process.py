@@ -69,7 +69,7 @@ async def test_no_signal_is_sent_to_the_process_id_of_an_ended_engine(child: Chi
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-async def test_second_call_of_child_end_completes_after_the_first_was_canceled(child: Child, turns: int):
+async def test_second_call_to_end_a_child_process_completes_after_the_first_was_canceled(child: Child, turns: int):
     ending = asyncio.create_task(child.end(grace=0.0))
     for _ in range(turns):
         await asyncio.sleep(0)  # a turn of the event loop

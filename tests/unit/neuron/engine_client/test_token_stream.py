@@ -39,14 +39,14 @@ async def _all(stream: TokenStream) -> list[list[int]]:
     return [output.tokens async for output in stream]
 
 
-async def test_token_stream_with_gather_1_yields_each_token() -> None:
+async def test_token_stream_with_option_gather_1_yields_each_token_separately() -> None:
     assert await read(1, 4) == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize(
     "tokens, woken", [(1, [1]), (2, [1, 1]), (4, [1, 3]), (5, [1, 3, 1]), (9, [1, 3, 3, 2]), (10, [1, 3, 3, 3])]
 )
-async def test_token_stream_yields_the_first_token_then_groups_of_gather_tokens(tokens, woken) -> None:
+async def test_token_stream_yields_the_first_token_and_then_groups_of_as_many_as_option_gather(tokens, woken) -> None:
     chunks = await read(3, tokens)
     assert [len(chunk) for chunk in chunks] == woken
     assert [token for chunk in chunks for token in chunk] == list(range(tokens))

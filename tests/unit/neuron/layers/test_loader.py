@@ -142,7 +142,7 @@ def test_input_columns_of_each_rank_are_whole_blocks_of_quantization_at_load(
     assert exchanges_of(loader, ops, shares) == ["sum"]
 
 
-def test_number_of_inputs_that_ranks_cannot_share_is_rejected() -> None:
+def test_matrix_with_too_few_inputs_for_the_number_of_ranks_is_rejected() -> None:
     loader, _, _ = loader_of(0, 3, 32)
     with pytest.raises(ModelFileError, match="32 rows, too few for 3 ranks with at least 16 rows each"):
         loader.input_shares(f"{NAME}.weight", 32)

@@ -146,7 +146,9 @@ class CacheConformance:
                     self.near(out[row], expected, self.cache_tolerance)
 
     @pytest.mark.parametrize("window", [None, 40])
-    def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
+    def test_layer_reads_normalized_keys_and_values_of_wide_heads_that_another_layer_stored(
+        self, ops: Ops, window: int | None
+    ) -> None:
         """Keys before norm and RoPE are also the values. A second layer reads them with queries of its own."""
         heads, kv_heads, dim, rows = 4, 2, 512, 70
         norms = HeadNorms(torch.rand(dim) + 0.5, torch.rand(dim) + 0.5, EPS, values=True)
@@ -446,7 +448,7 @@ class Conformance(CacheConformance):
         self.near(cos, angles.cos() * 1.25)
         self.near(sin, angles.sin() * 1.25)
 
-    def test_partials_bytes_do_not_shrink_with_more_sequences(self, ops: Ops) -> None:
+    def test_partials_bytes_of_attention_do_not_shrink_with_more_sequences(self, ops: Ops) -> None:
         assert 0 <= ops.partials_bytes(1, 8, 2, 64) <= ops.partials_bytes(8, 8, 2, 64)
 
     @pytest.mark.parametrize(("weights", "alike", "clamp"), MIXTURES)

@@ -16,7 +16,7 @@ LOW_BIT = ["Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_product_with_blocks_of_every_type_is_accurate(native: NativeOps, kind: str) -> None:
+def test_product_with_gguf_blocks_of_every_type_matches_float64(native: NativeOps, kind: str) -> None:
     weight = decode_random(kind, 20, 16)
     if kind == "MXFP4":  # its scales can overflow float32 sums
         weight = replace(weight, scale=replace(weight.scale, unit=weight.scale.unit.clamp(max=2.0**60)))

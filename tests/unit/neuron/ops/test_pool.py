@@ -57,7 +57,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "reductions_in_a_row",
     ],
 )
-def test_thread_pool_uses_measurements_of_a_graph_only_for_this_graph(folder: Path, case: str) -> None:
+def test_thread_pool_uses_times_measured_for_a_graph_only_for_that_graph(folder: Path, case: str) -> None:
     """`pool/cases.c` describes each case."""
     run = subprocess.run([folder / "cases", case], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (run.returncode, run.stderr) == (0, "")

@@ -33,13 +33,13 @@ def test_choose_rows_keeps_the_requested_order(native: NativeOps) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-4, 1e4, 1e15])
-def test_norm_is_accurate_for_tiny_and_huge_values(native: NativeOps, scale: float) -> None:
+def test_native_norm_of_tiny_and_huge_values_matches_its_definition(native: NativeOps, scale: float) -> None:
     weight, hidden = torch.randn(64), torch.randn(3, 64) * scale
     close(native.rms_norm(weight, EPS)(hidden.clone()), normalized(hidden, weight))
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_silu_is_accurate_for_large_negative_and_positive_inputs(native: NativeOps, rows: int) -> None:
+def test_native_silu_of_large_negative_and_positive_inputs_matches_float64(native: NativeOps, rows: int) -> None:
     gate, up = torch.randn(rows, 96) * 20, torch.randn(rows, 96)
     gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -88.0, -1e-3, 3e38, -1e6, 1e-40, -1e-40])
     expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
@@ -48,7 +48,7 @@ def test_silu_is_accurate_for_large_negative_and_positive_inputs(native: NativeO
     assert (off <= 1e-30 + ULPS * (1 + gate.double().abs().clamp(max=200)) * expected.abs()).all()
 
 
-def test_gelu_is_accurate_for_large_negative_and_positive_inputs(native: NativeOps) -> None:
+def test_native_gelu_of_large_negative_and_positive_inputs_matches_float64(native: NativeOps) -> None:
     gate, up = torch.randn(40, 96) * 4, torch.randn(40, 96)
     gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -10.0, -1e-3, 3e38, -3e38, 1e-40, -1e-40])
     out = native.gate_mul(torch.cat((gate, up), 1), "gelu_tanh")
@@ -71,7 +71,7 @@ def test_fused_gate_of_a_product_equals_a_separate_gate_operation(
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25])
-def test_rope_tables_are_accurate_at_large_positions(native: NativeOps, factor: float) -> None:
+def test_native_rope_tables_at_large_positions_match_float64(native: NativeOps, factor: float) -> None:
     positions = torch.tensor([0, 1, 63, 64, 4095, 32767, 131072], dtype=torch.int32)
     frequencies = (10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)).float()
     angles = (positions[:, None].float() * frequencies).double()

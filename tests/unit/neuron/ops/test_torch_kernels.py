@@ -63,7 +63,7 @@ def test_torch_attention_of_one_query_per_sequence_matches_the_definition(
 @needs_bfloat16
 @pytest.mark.parametrize("rows", [1, 2, 6, 7, 33])
 @pytest.mark.parametrize("name", random_weights.ALL)
-def test_torch_products_in_bfloat16_and_int4_are_accurate(name: str, rows: int) -> None:
+def test_torch_products_in_bfloat16_and_int4_match_float64_within_rounding(name: str, rows: int) -> None:
     weight, bias = random_weights.make(name, 96, 512), torch.randn(96)
     exact, ops = random_weights.plain(weight), CpuOps(paging.CPU, torch.bfloat16)
     x = torch.randn(rows, 512).bfloat16()
@@ -75,7 +75,7 @@ def test_torch_products_in_bfloat16_and_int4_are_accurate(name: str, rows: int) 
 
 
 @needs_bfloat16
-def test_torch_multiplies_4_bit_weights_as_int4_with_accurate_results() -> None:
+def test_torch_products_of_4_bit_weights_computed_as_int4_match_float64_within_rounding() -> None:
     weight = random_weights.make("Q4_1", 96, 512)
     assert isinstance(weight, GroupwiseTensor)
     assert weight.minimum is not None

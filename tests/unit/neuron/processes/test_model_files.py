@@ -31,7 +31,7 @@ async def hung_reads(threads: FileThreads, count: int) -> AsyncIterator[list["as
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_file_threads_pass_on_results_errors_and_context_variables() -> None:
+async def test_threads_for_file_reads_pass_on_results_errors_and_context_variables() -> None:
     threads = FileThreads(2, 60)
     token = request_id.set("r-1")
     assert await threads.run(request_id.get) == "r-1"
@@ -52,7 +52,7 @@ async def test_file_reads_that_hang_leave_the_default_thread_pool_free() -> None
         assert await threads.run(lambda: 2) == 2
 
 
-async def test_file_read_is_rejected_while_all_file_threads_hang() -> None:
+async def test_file_read_is_rejected_while_all_threads_for_file_reads_hang() -> None:
     threads = FileThreads(2, 60)
     async with hung_reads(threads, 2) as tasks:
         with pytest.raises(ApiError) as rejected:

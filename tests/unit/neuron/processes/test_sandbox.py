@@ -41,7 +41,7 @@ input()
 
 
 @pytest.mark.parametrize("exits", ["", "end_sandboxes(); os._exit(0)"])
-def test_busy_sandbox_process_ends_when_its_program_ends(tmp_path, exits):
+def test_busy_sandbox_process_ends_when_its_parent_process_ends(tmp_path, exits):
     (tmp_path / "endless.py").write_text(_MODULE)
     os.mkfifo(tmp_path / "pids")
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -90,7 +90,7 @@ def descriptors_left(count: int) -> Iterator[None]:
             os.close(descriptor)
 
 
-def test_sandbox_process_whose_program_was_killed_ends_without_an_error_message() -> None:
+def test_sandbox_process_ends_without_an_error_message_if_its_parent_was_killed() -> None:
     serve = "from helexa.neuron.processes import inside_sandbox; inside_sandbox.serve(bytes.upper, 1 << 30)"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", serve], **pipes) as process:

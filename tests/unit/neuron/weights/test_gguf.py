@@ -132,7 +132,7 @@ def test_vocabulary_strings_are_decoded_only_if_tokens_are_marked_as_unused() ->
         suppressed_tokens(metadata | {"tokenizer.ggml.token_type": [1, 3, 5]}, 5)
 
 
-def test_string_array_with_strings_longer_than_one_read_is_read_correctly(write_gguf: WriteGguf) -> None:
+def test_string_array_with_strings_longer_than_one_read_is_read_unchanged(write_gguf: WriteGguf) -> None:
     words = ["a" * 70_000, "", "語" * 50_000, "b"] * 3
     path = write_gguf(
         "llama",
@@ -145,7 +145,9 @@ def test_string_array_with_strings_longer_than_one_read_is_read_correctly(write_
 
 
 @pytest.mark.parametrize("odd", [0, 0.001, 0.1, 1])
-def test_string_array_with_empty_long_and_zero_strings_is_read_correctly(write_gguf: WriteGguf, odd: float) -> None:
+def test_string_array_with_empty_and_long_strings_and_zero_bytes_is_read_unchanged(
+    write_gguf: WriteGguf, odd: float
+) -> None:
     chance = random.Random(3)
     odd_ones = ["", "\0" * 9, "\5" + "\0" * 7, "\0" * 8 + "b", "a" * 255, "a" * 256, "a" * 3000, "語\0" * 70]
     words = [
@@ -162,7 +164,7 @@ def test_string_array_with_empty_long_and_zero_strings_is_read_correctly(write_g
     assert metadata["a.last"] == "end"
 
 
-def test_arrays_of_short_or_unusual_strings_need_few_searches(
+def test_array_of_short_or_unusual_strings_is_read_without_a_search_for_each_string(
     write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search takes 0.1 ms. With one for each string, a small file delayed all reads of a folder for seconds."""

@@ -293,7 +293,7 @@ def test_full_attention_interval_is_read_from_the_gguf_file_and_defaults_to_4(tm
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
-def test_gguf_file_of_ollamas_converter_is_read_as_the_same_model(kind: str, tmp_path: Path) -> None:
+def test_gguf_file_of_ollamas_converter_gives_the_config_and_tensors_of_a_usual_file(kind: str, tmp_path: Path) -> None:
     config, state = tiny(kind)
     full = [layer == "full_attention" for layer in config.layer_types]
 

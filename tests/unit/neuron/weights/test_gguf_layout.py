@@ -93,7 +93,7 @@ def test_value_heads_of_quantized_projections_are_reordered(write_gguf: WriteGgu
                 )
 
 
-def test_columns_reordered_by_value_head_stay_quantized_if_scales_can_move(write_gguf: WriteGguf) -> None:
+def test_columns_reordered_by_value_head_stay_quantized_if_heads_consist_of_whole_blocks(write_gguf: WriteGguf) -> None:
     kind = GGMLQuantizationType.Q8_0
     out = {"blk.0.ssm_out.weight": (stored(kind, HIDDEN, HEADS * VALUE_DIM), kind)}
     with GgufCheckpoint(write_gguf("qwen35", out, linear_keys)) as checkpoint:

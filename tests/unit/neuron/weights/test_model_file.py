@@ -42,7 +42,7 @@ def test_fifo_in_place_of_a_chat_template_file_is_ignored(tmp_path: Path) -> Non
     assert TemplateSources.in_directory(tmp_path).default is None
 
 
-def test_fifo_as_weights_of_a_described_folder_is_rejected(tmp_path: Path) -> None:
+def test_description_of_a_folder_whose_weight_file_is_a_fifo_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(ModelFileError, match="not a regular file"):

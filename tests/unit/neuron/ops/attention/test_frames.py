@@ -50,7 +50,7 @@ def test_nan_in_unused_memory_does_not_change_frame_attention(native: NativeOps)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activation_of_the_native_kernels_is_accurate(native: NativeOps, activation: str) -> None:
+def test_native_activation_matches_float64_within_rounding(native: NativeOps, activation: str) -> None:
     x = torch.cat((torch.linspace(-12, 12, 4064), torch.tensor([0.0, -0.0, 1e-30, -1e-30] * 8))).view(2, -1)
     exact = ACTIVATIONS[activation](x.double())
     error = (native.activate(x.clone(), activation).double() - exact).abs()
@@ -59,13 +59,13 @@ def test_activation_of_the_native_kernels_is_accurate(native: NativeOps, activat
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activation_of_nan_by_the_native_kernels_is_nan(native: NativeOps, activation: str) -> None:
+def test_native_activation_of_nan_is_nan(native: NativeOps, activation: str) -> None:
     assert native.activate(torch.full((1, 16), torch.nan), activation).isnan().all()
 
 
 @pytest.mark.parametrize("width", [16, 64, 1152])
 @pytest.mark.parametrize("rows", [1, 3, 700])
-def test_layer_norm_of_the_native_kernels_is_accurate(native: NativeOps, rows: int, width: int) -> None:
+def test_native_layer_norm_matches_float64_within_rounding(native: NativeOps, rows: int, width: int) -> None:
     weight, bias = torch.randn(2, width)
     x = torch.randn(rows, width) + 100
     expected = torch.nn.functional.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-6)

@@ -43,27 +43,31 @@ def emulated(folder: Path, level: str) -> KernelLibrary:
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", [*random_weights.ALL, *CODEBOOKS])
-def test_products_of_emulated_arm_kernels_are_accurate(emulated: KernelLibrary, name: str, bits: int) -> None:
+def test_products_of_emulated_arm_kernels_match_float64_within_rounding(
+    emulated: KernelLibrary, name: str, bits: int
+) -> None:
     products_hold(emulated, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_of_emulated_arm_kernels_is_accurate(emulated: KernelLibrary, bits: int, kind: AttentionKind) -> None:
+def test_attention_of_emulated_arm_kernels_matches_float64_within_rounding(
+    emulated: KernelLibrary, bits: int, kind: AttentionKind
+) -> None:
     attention_holds(emulated, bits, kind)
 
 
-def test_norm_and_activation_of_emulated_arm_kernels_are_accurate(emulated: KernelLibrary) -> None:
+def test_norm_and_activation_of_emulated_arm_kernels_match_their_definitions(emulated: KernelLibrary) -> None:
     norm_and_activation_hold(emulated)
 
 
 @pytest.mark.parametrize("name", ["q4_1", "q8_0", "q5_0", "q4k", "q5k", "q6k"])
-def test_quantization_of_emulated_arm_kernels_is_accurate(emulated: KernelLibrary, name: str) -> None:
+def test_quantization_of_emulated_arm_kernels_matches_torch(emulated: KernelLibrary, name: str) -> None:
     holds(NativeOps(emulated, 2), heavy_tailed(50, 512), name)
 
 
 @pytest.mark.parametrize("value_dim", [64, 48])
-def test_delta_rule_of_emulated_arm_kernels_is_accurate(emulated: KernelLibrary, value_dim: int) -> None:
+def test_delta_rule_of_emulated_arm_kernels_equals_plain_torch(emulated: KernelLibrary, value_dim: int) -> None:
     Conformance().test_delta_rule_equals_plain_torch(NativeOps(emulated, 2), value_dim)
 
 

@@ -102,41 +102,47 @@ def norm_and_activation_hold(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", [*random_weights.ALL, *CODEBOOKS])
-def test_products_with_avx2_are_accurate(with_avx2: KernelLibrary, name: str, bits: int) -> None:
+def test_products_with_avx2_match_float64_within_rounding(with_avx2: KernelLibrary, name: str, bits: int) -> None:
     products_hold(with_avx2, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", random_weights.ALL)
-def test_products_with_avx_vnni_are_accurate(with_avx_vnni: KernelLibrary, name: str, bits: int) -> None:
+def test_products_with_avx_vnni_match_float64_within_rounding(
+    with_avx_vnni: KernelLibrary, name: str, bits: int
+) -> None:
     products_hold(with_avx_vnni, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_with_avx2_is_accurate(with_avx2: KernelLibrary, bits: int, kind: AttentionKind) -> None:
+def test_attention_with_avx2_matches_float64_within_rounding(
+    with_avx2: KernelLibrary, bits: int, kind: AttentionKind
+) -> None:
     attention_holds(with_avx2, bits, kind)
 
 
-def test_norm_and_activation_with_avx2_are_accurate(with_avx2: KernelLibrary) -> None:
+def test_norm_and_activation_with_avx2_match_their_definitions(with_avx2: KernelLibrary) -> None:
     norm_and_activation_hold(with_avx2)
 
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K", "Q2_K", "Q3_K", "MXFP4", random_weights.PLAIN, *CODEBOOKS])
-def test_products_without_special_instructions_are_accurate(portable: KernelLibrary, name: str, bits: int) -> None:
+def test_products_of_portable_kernels_match_float64_within_rounding(
+    portable: KernelLibrary, name: str, bits: int
+) -> None:
     products_hold(portable, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_without_special_instructions_is_accurate(
+def test_attention_of_portable_kernels_matches_float64_within_rounding(
     portable: KernelLibrary, bits: int, kind: AttentionKind
 ) -> None:
     attention_holds(portable, bits, kind)
 
 
-def test_norm_and_activation_without_special_instructions_are_accurate(portable: KernelLibrary) -> None:
+def test_norm_and_activation_of_portable_kernels_match_their_definitions(portable: KernelLibrary) -> None:
     norm_and_activation_hold(portable)
 
 
@@ -146,7 +152,7 @@ def test_quantization_with_avx2_matches_torch(with_avx2: KernelLibrary, name: st
 
 
 @pytest.mark.parametrize("name", ["q5_0", "q5k", "q6k"])
-def test_quantization_without_special_instructions_matches_torch(portable: KernelLibrary, name: str) -> None:
+def test_quantization_of_portable_kernels_matches_torch(portable: KernelLibrary, name: str) -> None:
     holds(NativeOps(portable, 2), heavy_tailed(50, 512).half(), name)
 
 
@@ -161,11 +167,11 @@ def test_products_with_avx2_and_with_avx_vnni_are_equal(
     assert torch.equal(first.linear([first.matrix(weight)], None)(x), second.linear([second.matrix(weight)], None)(x))
 
 
-def test_mixture_of_experts_with_avx2_is_accurate(with_avx2: KernelLibrary) -> None:
+def test_mixture_of_experts_with_avx2_matches_a_computation_expert_by_expert(with_avx2: KernelLibrary) -> None:
     mixture_holds(with_avx2)
 
 
-def test_mixture_of_experts_with_avx_vnni_is_accurate(with_avx_vnni: KernelLibrary) -> None:
+def test_mixture_of_experts_with_avx_vnni_matches_a_computation_expert_by_expert(with_avx_vnni: KernelLibrary) -> None:
     mixture_holds(with_avx_vnni)
 
 

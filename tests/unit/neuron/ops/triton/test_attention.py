@@ -87,7 +87,7 @@ def test_triton_attention_of_one_query_per_sequence_matches_the_definition(
     ("group", "dim", "window", "sinks", "cap"),
     [(3, 64, None, False, None), (8, 80, 40, True, None), (5, 32, 64, False, 1.5)],
 )
-def test_attention_of_chunks_drafts_and_single_queries_in_one_batch_is_accurate(
+def test_attention_of_chunks_drafts_and_single_queries_in_one_batch_matches_the_definition(
     group: int, dim: int, window: int | None, sinks: bool, cap: float | None
 ) -> None:
     spans = [(70, 1), (126, 5), (0, 70), (63, 33), (320, 1)]
@@ -106,7 +106,9 @@ def test_draft_tokens_attend_to_earlier_draft_tokens_of_the_sequence(window: int
         filled.near_the_definition(n, out, kind)
 
 
-def test_attention_of_a_long_sequence_with_longer_segments_is_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_a_long_sequence_with_longer_segments_matches_the_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attention, "_SHARES", 8)
     assert attention.segments(kv_heads=1) == 8
     filled = Filled([(8 * 256 + 40, 1)], 1, 2, 16, torch.float32)

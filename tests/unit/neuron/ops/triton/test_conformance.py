@@ -33,8 +33,10 @@ class TestTriton(Conformance):
         super().test_attend_uses_keys_as_values_in_a_cache_without_values(ops, heads)
 
     @pytest.mark.parametrize("window", daily([40], [None, 40]))
-    def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
-        super().test_layer_shares_normalized_keys_and_values_of_wide_heads(ops, window)
+    def test_layer_reads_normalized_keys_and_values_of_wide_heads_that_another_layer_stored(
+        self, ops: Ops, window: int | None
+    ) -> None:
+        super().test_layer_reads_normalized_keys_and_values_of_wide_heads_that_another_layer_stored(ops, window)
 
     @pytest.mark.parametrize(("kind", "rotated"), daily([KINDS[0], KINDS[3]], KINDS, several=True))
     def test_rotate_store_and_attend_match_float64_attention_over_several_steps(
@@ -85,8 +87,10 @@ class TestTritonInBytes(CacheConformance):
         super().test_attend_sampled_equals_the_sampled_rows_of_attend(ops)
 
     @pytest.mark.parametrize("window", daily([], [None, 40]))
-    def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
-        super().test_layer_shares_normalized_keys_and_values_of_wide_heads(ops, window)
+    def test_layer_reads_normalized_keys_and_values_of_wide_heads_that_another_layer_stored(
+        self, ops: Ops, window: int | None
+    ) -> None:
+        super().test_layer_reads_normalized_keys_and_values_of_wide_heads_that_another_layer_stored(ops, window)
 
     @pytest.mark.parametrize(("kind", "rotated"), daily(KINDS[3:], KINDS, several=True))
     def test_rotate_store_and_attend_match_float64_attention_over_several_steps(

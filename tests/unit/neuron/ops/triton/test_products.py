@@ -115,7 +115,7 @@ def test_product_split_over_columns_sums_its_parts(ops: GpuOps, rows: int) -> No
         (8, 32, 1120, True),  # some threads have no column left
     ],
 )
-def test_products_with_all_group_sizes_and_row_lengths_are_accurate(
+def test_products_with_all_group_sizes_and_row_lengths_match_the_dequantized_matrix(
     ops: GpuOps, bits: int, group: int, columns: int, minimum: bool
 ) -> None:
     weight = grouped(bits, group, columns, minimum=minimum)

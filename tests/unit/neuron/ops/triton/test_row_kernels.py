@@ -96,7 +96,7 @@ def test_number_of_warps_of_a_row_kernel_is_a_power_of_two(dim: int, monkeypatch
 
 
 @pytest.mark.parametrize("dim", [64, 80])
-def test_int8_kv_cache_is_accurate(dim: int) -> None:
+def test_int8_kv_cache_rounds_by_half_a_step_and_attention_over_it_matches_float64(dim: int) -> None:
     ops = GpuOps(CPU, torch.float32, kv_bits=8)
     cache = ops.new_cache(2, PAGES, dim)
     assert cache.nbytes == PAGES * ops.page_bytes(2, dim)
