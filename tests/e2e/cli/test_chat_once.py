@@ -87,7 +87,7 @@ def test_empty_prompt_is_a_usage_error(chat, gateway):
     assert gateway.requests == []
 
 
-def test_url_and_key_come_from_the_environment(helexa, gateway):
+def test_url_and_api_key_of_the_gateway_are_read_from_environment_variables(helexa, gateway):
     result = helexa("chat", "hi", HELEXA_BASE_URL=f"{gateway.url}/v1/", HELEXA_API_KEY="sesame")
     assert result.stdout == "Hello there!\n"
     assert gateway.authorization == "Bearer sesame"
@@ -98,17 +98,17 @@ def test_without_a_key_no_authorization_header_is_sent(chat, gateway):
     assert gateway.authorization is None
 
 
-def test_reasoning_is_not_printed(chat, gateway):
+def test_chat_prints_the_answer_without_the_reasoning(chat, gateway):
     gateway.chunks = [{"choices": [{"delta": {"reasoning_content": "hmm"}}]}, "42"]
     assert chat("hi").stdout == "42\n"
 
 
-def test_control_characters_never_reach_stdout(chat, gateway):
+def test_control_characters_in_an_answer_are_not_printed(chat, gateway):
     gateway.chunks = ["a\x1b", "[31mred\x1b]0;title\x07", "\x9b2J\r\x00\x7f", "tab\tline\n"]
     assert chat("hi").stdout == "a[31mred]0;title2Jtab\tline\n"
 
 
-def test_malformed_chunks_are_ignored(chat, gateway):
+def test_malformed_chunks_of_the_answer_stream_are_ignored(chat, gateway):
     strange = [{}, {"choices": None}, {"choices": [3]}, {"choices": [{"delta": {"content": 5}}], "usage": []}]
     gateway.chunks = [*strange, "fine"]
     assert chat("hi").stdout == "fine\n"

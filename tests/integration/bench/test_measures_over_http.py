@@ -360,7 +360,7 @@ def test_scheduled_ttft_includes_the_delay_of_the_client_and_plain_ttft_does_not
     assert measures.scheduled_e2e_s == exactly(2.6)
 
 
-def test_open_loop_load_stops_for_a_saturated_server_but_not_for_a_slow_stable_one() -> None:
+def test_open_loop_load_stops_for_a_saturated_server_but_not_for_constant_high_latency() -> None:
     """A server of one request per second is saturated at two per second; a constant latency of 10 s is not."""
 
     def queueing(number: int, at: float) -> Script:

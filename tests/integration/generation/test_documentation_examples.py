@@ -51,7 +51,7 @@ def test_code_blocks_of_the_library_documentation_run(capsys):
     assert "1 failed" in output
 
 
-def test_readme_example_runs(capsys):
+def test_python_example_of_the_readme_runs_and_prints_the_expected_answer(capsys):
     examples = [numbered_block for numbered_block in code_blocks("README.md") if "import helexa" in numbered_block[1]]
     assert len(examples) == 1
     assert len(examples[0][1].splitlines()) <= 5

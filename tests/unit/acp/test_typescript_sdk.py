@@ -99,7 +99,7 @@ def sent_messages(request: ReceivedRequest) -> str:
     return json.dumps(request.body["messages"])
 
 
-async def test_client_of_the_typescript_sdk_runs_a_task_and_resumes_it_after_a_kill(project: Path) -> None:
+async def test_client_of_the_typescript_sdk_runs_a_task_and_resumes_its_session_after_a_kill(project: Path) -> None:
     plan = [{"content": "change two", "status": "in_progress"}]
     endpoint = ScriptedEndpoint(
         Say("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),

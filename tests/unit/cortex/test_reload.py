@@ -219,7 +219,7 @@ def test_reload_logs_no_secrets(key: str) -> None:
     assert "second" not in new
 
 
-async def test_running_gateway_reloads_its_files(
+async def test_running_gateway_reloads_its_changed_configuration_and_catalog(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reload, "INTERVAL_SECS", 0.05)

@@ -318,7 +318,7 @@ def test_open_dialog_of_a_node_says_that_the_node_was_removed(sign_in: SignIn, f
     expect(page.get_by_role("button", name="Actions for n2", exact=True)).to_be_visible()
 
 
-def test_page_without_a_connection_says_that_it_is_not_live_and_reconnects(sign_in: SignIn) -> None:
+def test_console_page_without_a_connection_says_that_its_data_are_not_live_and_reconnects(sign_in: SignIn) -> None:
     page = sign_in()
     page.get_by_role("button", name="Actions for n1", exact=True).wait_for()
     page.context.set_offline(True)

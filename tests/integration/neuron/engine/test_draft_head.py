@@ -209,7 +209,7 @@ def assert_close(found: Float32, expected: torch.Tensor) -> None:
     assert difference < 0.02, difference
 
 
-def test_eagle_head_drafts_after_a_prefix_hit(eagle: Trained) -> None:
+def test_eagle_head_drafts_tokens_after_a_prompt_whose_prefix_was_cached(eagle: Trained) -> None:
     runner = load(eagle.folder, eagle.draft)
     scheduler = scheduler_of(runner, prefix_reuse="all")
     always_drafting(scheduler)

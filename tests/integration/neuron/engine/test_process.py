@@ -169,7 +169,7 @@ async def test_engine_process_does_not_map_the_model_file_after_the_load(client:
     assert str(smollm2_gguf.resolve()) not in Path(f"/proc/{client.pid}/maps").read_text()
 
 
-async def test_damaged_file_raises_a_one_line_error(smollm2_gguf: Path, tmp_path: Path):
+async def test_start_of_an_engine_with_a_damaged_model_file_raises_a_one_line_error(smollm2_gguf: Path, tmp_path: Path):
     with pytest.raises(ModelFileError) as raised:
         async with running(bad_models.truncated(smollm2_gguf, tmp_path / "half.gguf")):
             pass

@@ -71,7 +71,9 @@ async def test_load_stream_without_progress_sends_keep_alive_comments(
         assert (await event(response))[0] == "loaded"
 
 
-async def test_load_continues_after_its_client_disconnects_and_another_can_watch_it(node: Node, tmp_path: Path) -> None:
+async def test_load_continues_after_its_client_disconnects_and_another_client_sees_its_progress(
+    node: Node, tmp_path: Path
+) -> None:
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow) as response:
         await halfway(response)

@@ -78,7 +78,7 @@ def sent_calls(backend: FakeNode) -> list[Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_client_gets_googles_thought_signature_in_its_field_and_returns_it(
+async def test_chat_client_gets_googles_thought_signature_in_googles_field_and_sends_it_back(
     backend: FakeNode, cortex: Cortex, stream: bool
 ) -> None:
     ask = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
@@ -165,7 +165,7 @@ async def test_tool_call_without_a_thought_signature_gets_one_that_google_accept
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6144])
-def test_thought_signature_is_the_same_after_a_round_trip_through_an_id(size: int) -> None:
+def test_thought_signature_encoded_in_a_tool_call_id_is_decoded_unchanged(size: int) -> None:
     signature = base64.b64encode(b"\xfb\xff" * (size // 2) + b"\xff" * (size % 2)).decode()
     calls = ToolCalls(lambda _id: False, Changes(signed_ids=True))
     extra = {"google": {"thought_signature": signature}}

@@ -289,7 +289,7 @@ def answer_once(server: socket.socket) -> socket.socket:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell which bytes were acknowledged")
 @pytest.mark.parametrize("closed", ["before the request", "before it is read"])
-async def test_request_is_resent_if_the_server_closed_the_connection_without_reading_it(
+async def test_request_is_resent_if_the_server_closed_the_connection_before_reading_the_request(
     client: Upstream, closed: str
 ) -> None:
     def close_after_the_next_request(connection: socket.socket) -> None:

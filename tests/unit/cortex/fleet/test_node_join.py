@@ -162,7 +162,9 @@ async def test_joined_node_survives_a_restart_and_reload_of_the_gateway(joining:
         assert cortex.gateway.fleet.bearer("new") == KEY
 
 
-async def test_gateways_of_one_database_see_nodes_that_joined_at_another(gateway: Cortex, joining: FakeNode) -> None:
+async def test_nodes_that_joined_at_one_gateway_are_used_by_all_gateways_of_the_database(
+    gateway: Cortex, joining: FakeNode
+) -> None:
     """The command line and other gateways change the database without this gateway."""
     store = gateway.gateway.node_store
     invitation, _ = await store.invite(60)

@@ -106,7 +106,7 @@ def test_history_report_merges_names_beyond_the_requested_number_into_one_series
     assert (others["tokens_per_second"][-1], others["first_token_ms"][-1]) == (3.0, 50.0)
 
 
-def test_history_keeps_a_limited_number_of_names_and_drops_idle_ones() -> None:
+def test_history_keeps_a_limited_number_of_model_names_and_drops_idle_models() -> None:
     history, clock = history_of()
     for number in range(MAX_NAMES + 5):
         history.observe(finished(secs=1, tokens=15, ttft_ms=0, model=f"m{number}"))

@@ -117,7 +117,7 @@ def test_page_hash_depends_on_all_tokens_up_to_its_end() -> None:
     assert not set(hashes([0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])) & set(base)
 
 
-def test_page_hash_depends_on_its_position() -> None:
+def test_hash_of_a_kv_page_depends_on_the_position_of_the_page_in_the_prompt() -> None:
     first, second = hashes([1, 2, 3, 4, 1, 2, 3, 4])
     assert first != second
 

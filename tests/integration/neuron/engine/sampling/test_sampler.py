@@ -84,7 +84,7 @@ def test_top_k_top_p_and_min_p_allow_exactly_the_expected_tokens(settings: dict[
     assert set(frequencies(logits(**values), 1500, **settings)) == allowed
 
 
-def test_top_p_is_exact_if_it_keeps_more_tokens_than_the_candidate_list() -> None:
+def test_top_p_is_exact_even_if_more_tokens_remain_than_the_candidate_list_holds() -> None:
     flat = torch.zeros(1, VOCABULARY)
     flat[0, 500:] = -30.0
     shares = frequencies(flat, 4000, top_p=0.9)
