@@ -312,12 +312,12 @@ def test_malformed_tokenizer_key_of_a_gguf_file_is_rejected(byte_metadata, key, 
     assert "\n" not in str(caught.value)
 
 
-def test_empty_vocabulary_is_rejected(byte_metadata):
+def test_gguf_file_with_an_empty_vocabulary_is_rejected(byte_metadata):
     with pytest.raises(ModelFileError, match="tokens is empty"):
         from_gguf(with_keys(byte_metadata, tokens=[], token_type=[], merges=[]))
 
 
-def test_too_long_control_tokens_are_rejected(byte_metadata):
+def test_gguf_vocabulary_with_too_long_control_tokens_is_rejected(byte_metadata):
     byte_metadata["tokenizer.ggml.tokens"][257] = "<" * (MAX_ADDED_LENGTH + 1)
     with pytest.raises(ModelFileError, match="added tokens with more than 1048576 characters"):
         from_gguf(byte_metadata)

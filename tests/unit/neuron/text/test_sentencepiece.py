@@ -149,14 +149,14 @@ def test_malformed_tokenizer_key_of_a_gguf_file_is_rejected(key, value, problem)
         from_gguf(metadata)
 
 
-def test_too_long_pieces_are_rejected():
+def test_sentencepiece_vocabulary_with_too_long_pieces_is_rejected():
     with pytest.raises(ModelFileError, match="pieces that are far longer"):
         from_gguf(spm_metadata({"a" * 10_000: 0.0}))
     with pytest.raises(ModelFileError, match="pieces that are far longer"):
         from_gguf(spm_metadata({f"{number:0500}": 0.0 for number in range(300)}))
 
 
-def test_too_many_merges_are_rejected(monkeypatch):
+def test_sentencepiece_vocabulary_with_too_many_merges_is_rejected(monkeypatch):
     pieces = {"a" * length: 0.0 for length in range(1, 12)}  # these pieces have 55 splits
     monkeypatch.setattr(gguf_tokenizer, "MAX_MERGES", 55)
     assert from_gguf(spm_metadata(pieces, add_space_prefix=False)).encode("a" * 11) == [269]

@@ -243,7 +243,7 @@ def test_added_tokens_without_a_valid_id_or_text_are_left_out(tmp_path: Path, de
     assert tokenizer.vocab_size == 260
 
 
-def test_too_long_added_tokens_are_rejected(tmp_path: Path) -> None:
+def test_tokenizer_with_too_long_added_tokens_is_rejected(tmp_path: Path) -> None:
     config = {"added_tokens_decoder": {"260": token("x" * (1 << 20)), "261": token("y")}}
     with pytest.raises(ModelFileError, match="add tokens with more than"):
         from_directory(write_directory(tmp_path, byte_level_backend(), tokenizer_config=config))

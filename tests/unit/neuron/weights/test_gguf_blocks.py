@@ -76,7 +76,7 @@ def test_q1_0_stores_one_sign_bit_per_weight() -> None:
         ("Q8_0", 8, 128, False),
     ],
 )
-def test_gguf_blocks_with_one_scale_decode_to_the_documented_layout(
+def test_decoded_gguf_blocks_with_one_scale_have_the_documented_bits_groups_and_scales(
     kind: str, bits: int, zero: int, has_minimum: bool
 ) -> None:
     decoded = decode_random(kind, rows=32, blocks=24)
@@ -89,7 +89,7 @@ def test_gguf_blocks_with_one_scale_decode_to_the_documented_layout(
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
-def test_q4_k_and_q5_k_blocks_decode_to_the_documented_layout(kind: str) -> None:
+def test_decoded_q4_k_and_q5_k_weights_have_the_documented_bits_groups_and_scales(kind: str) -> None:
     decoded = decode_random(kind, rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size) == ({"Q4_K": 4, "Q5_K": 5}[kind], 0, 32)
     assert_codes(decoded, (32, 24 * 256))
@@ -102,7 +102,7 @@ def test_q4_k_and_q5_k_blocks_decode_to_the_documented_layout(kind: str) -> None
         assert (int(number.codes.min()), int(number.codes.max())) == (0, 63)
 
 
-def test_q6_k_decodes_to_the_documented_layout() -> None:
+def test_decoded_q6_k_weights_have_the_documented_bits_groups_and_scales() -> None:
     decoded = decode_random("Q6_K", rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size, decoded.minimum) == (6, 32, 16, None)
     assert_codes(decoded, (32, 24 * 256))
@@ -137,7 +137,7 @@ TABLE_LAYOUTS = {
 
 
 @pytest.mark.parametrize("kind", TABLE_LAYOUTS)
-def test_gguf_types_with_a_table_of_values_decode_to_the_documented_layout(kind: str) -> None:
+def test_decoded_gguf_types_with_a_table_of_values_have_the_documented_groups_and_scales(kind: str) -> None:
     group_size, unit_type, units, small, small_type = TABLE_LAYOUTS[kind]
     elements, _ = BLOCK_SIZES[GgmlType[kind]]
     decoded = decode_random(kind, rows=32, blocks=24)
@@ -159,7 +159,7 @@ def test_gguf_types_with_a_table_of_values_decode_to_the_documented_layout(kind:
         assert decoded.scale.codes.is_contiguous()
 
 
-def test_q2_k_decodes_to_the_documented_layout() -> None:
+def test_decoded_q2_k_weights_have_the_documented_bits_groups_and_scales() -> None:
     decoded = decode_random("Q2_K", rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size, decoded.table) == (2, 0, 16, None)
     assert_codes(decoded, (32, 24 * 256))
@@ -171,7 +171,7 @@ def test_q2_k_decodes_to_the_documented_layout() -> None:
         assert (int(number.codes.min()), int(number.codes.max())) == (0, 15)
 
 
-def test_q3_k_decodes_to_the_documented_layout() -> None:
+def test_decoded_q3_k_weights_have_the_documented_bits_groups_and_scales() -> None:
     decoded = decode_random("Q3_K", rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size, decoded.minimum, decoded.table) == (3, 4, 16, None, None)
     assert_codes(decoded, (32, 24 * 256))

@@ -74,7 +74,7 @@ def test_down_and_value_projections_of_the_first_and_last_layers_get_more_bits(s
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.embed_tokens_per_layer.weight", "lm_head.weight"])
-def test_embeddings_and_head_get_at_least_q6k(name: str) -> None:
+def test_embeddings_and_output_head_are_quantized_with_at_least_6_bits(name: str) -> None:
     formats = {quant: form(name, quant) for quant in QUANT_FORMATS}
     assert formats.pop("q8_0") == "q8_0"
     assert set(formats.values()) == {"q6k"}
