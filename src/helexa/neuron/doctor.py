@@ -120,7 +120,7 @@ def _ask(hub: Hub) -> CheckResult:
             return CheckResult("hub", "fine", f"{hub.scheme}: {where} responds and accepts{token}")
     except WebError as error:
         if error.status is None or error.status >= 500:
-            text = f"{hub.scheme}: {where} {error}; models in {hub.cache_dir} are available without it"
+            text = f"{hub.scheme}: {error}; models in {hub.cache_dir} are available without the hub"
             return CheckResult("hub", "note", text)
         if error.status == 401 and site.has_token:
             return CheckResult("hub", "note", f"{hub.scheme}: {where} responds but rejects{token}; create a new token")
@@ -155,7 +155,11 @@ def _find(
         return CheckResult(
             "models", "fine", f"{spec.model_id} is not downloaded yet; it will be downloaded from {source} at start"
         )
-    return CheckResult("models", "fault", f"{spec.model_id} is not available, and {source} cannot be downloaded now")
+    return CheckResult(
+        "models",
+        "fault",
+        f"{spec.model_id} is not available, and {source} cannot be downloaded now; see the checks of hubs and pip",
+    )
 
 
 def examine(settings: NeuronConfig) -> Iterator[CheckResult]:

@@ -97,7 +97,7 @@ def test_failed_pull_is_explained_in_one_line(helexa, hub, setup, code, message)
     setup(hub)
     result = helexa("pull", "org/tiny")
     assert (result.returncode, result.stdout) == (code, "")
-    assert result.stderr.startswith("helexa: huggingface:org/tiny ")
+    assert result.stderr.startswith("helexa: huggingface:org/tiny: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -339,7 +339,7 @@ def test_private_engine_looks_up_models_on_the_hub_configured_as_default_source(
         NEURON_HARNESS__TORCH__DEFAULT_SOURCE="mirror",
     )
     assert result.returncode == 4
-    assert "mirror:org/missing does not exist at" in result.stderr
+    assert "mirror:org/missing: the model does not exist at" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_load_of_a_missing_model_file_is_rejected(stack: Stack, tmp_path: Path):
 def test_load_from_an_unreachable_hub_fails_with_an_error_that_names_the_url(stack: Stack):
     status, error = load(stack, f"away:{AWAY}", model_id=AWAY)
     assert (status, error["kind"], error["model_id"]) == (422, "repo_fetch_failed", AWAY)
-    assert "could not be fetched from http://127.0.0.1:" in error["message"]
+    assert "could not be fetched: http://127.0.0.1:" in error["message"]
     assert "\n" not in error["message"]
 
 
@@ -73,7 +73,7 @@ def test_load_from_an_unreachable_hub_fails_with_an_error_that_names_the_url(sta
         ("small-Q8_0.gguf", Fault(body=b"?" * 25600), "invalid_source", "the received bytes were discarded"),
         ("small-Q8_0.gguf", Fault(status=404), "repo_refused", "does not exist at http://127.0.0.1:"),
         ("list", Fault(status=401), "repo_refused", "is private or does not exist at http://127.0.0.1:"),
-        ("list", Fault(body=b"?"), "repo_refused", "which does not speak the protocol of the Hugging Face Hub"),
+        ("list", Fault(body=b"?"), "repo_refused", "does not speak the protocol of the Hugging Face Hub"),
     ],
     ids=["wrong-hash", "404", "401", "no-hub"],
 )

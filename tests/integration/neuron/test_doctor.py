@@ -148,7 +148,10 @@ def test_doctor_reports_an_unreachable_hub_as_a_fault_only_for_uncached_models(h
     assert level == "note"
     assert text.startswith(f"huggingface: {hub.url} ")
     assert [level for level, _ in reported["models"]] == ["fine", "fault"]
-    assert reported["models"][1][1] == "org/away is not available, and huggingface:org/away cannot be downloaded now"
+    text = (
+        "org/away is not available, and huggingface:org/away cannot be downloaded now; see the checks of hubs and pip"
+    )
+    assert reported["models"][1][1] == text
 
 
 def test_doctor_reports_invalid_default_models_as_faults(hub: FakeHub, tmp_path: Path) -> None:

@@ -186,10 +186,10 @@ async def test_repository_without_weights_is_an_empty_repo_error(at_hub: dict[st
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [
-        (403, "GatedRepo", "is gated at {url} (HTTP 403): accept its terms there, then set TEST_HUB_TOKEN"),
+        (403, "GatedRepo", "is gated at {url} (HTTP 403); accept the model's terms there, then set TEST_HUB_TOKEN"),
         (401, "RepoNotFound", "is private or does not exist at {url} (HTTP 401)"),
         (404, "RepoNotFound", "does not exist at {url} (HTTP 404)"),
-        (418, "", "{url}, which answered HTTP 418"),
+        (418, "", "{url} answered HTTP 418"),
     ],
 )
 async def test_error_response_of_the_hub_becomes_an_error_that_explains_the_cause(
@@ -205,11 +205,11 @@ async def test_unreachable_hub_is_a_fetch_error_that_names_the_hub(hub: FakeHub,
     hub.stop()
     error = await source_error("org/dense", environ=at_hub)
     assert error.kind == "repo_fetch_failed"
-    assert f"could not be fetched from {hub.url}, which refuses connections" in str(error)
+    assert f"could not be fetched: {hub.url} refuses connections" in str(error)
     elsewhere = at_hub | {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
     error = await source_error("org/dense", environ=elsewhere)
     assert error.kind == "repo_fetch_failed"
-    assert "could not be fetched from http://hub.invalid, which cannot be resolved" in str(error)
+    assert "could not be fetched: http://hub.invalid cannot be resolved" in str(error)
 
 
 async def test_cached_model_is_used_if_the_hub_is_unreachable(hub: FakeHub, at_hub: dict[str, str]):

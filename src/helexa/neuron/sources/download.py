@@ -70,7 +70,7 @@ def _rename_locked(file: FileIO, path: Path, name: Path) -> None:
         OSError: the file at `path` is not the locked file, because it was removed or replaced.
     """
     if not _is_at(file, path):
-        raise FileNotFoundError(errno.ENOENT, "a file was removed during its download")
+        raise FileNotFoundError(errno.ENOENT, f"the file {path.name} was removed or replaced during its download")
     path.replace(name)
 
 
@@ -115,9 +115,9 @@ class Transfer:
             self._restart()
             if not resumed:
                 raise ContentError(
-                    f"cannot be used: {self._file.name} has checksum {digest}, "
+                    f"the file {self._file.name} has checksum {digest}, "
                     f"but {self._file.sha256 or self._file.git_id} was announced; "
-                    "the received bytes were discarded: try again, or check the endpoint"
+                    "the received bytes were discarded; try again, or check the endpoint"
                 )
             # The bytes of the interrupted download may be wrong, so the whole file is downloaded once more.
             resumed = False
@@ -172,7 +172,7 @@ class Transfer:
                 if size is not None and self._done + len(chunk) > size:
                     self._restart()
                     raise ContentError(
-                        f"cannot be used: {response.where} sends more bytes of {self._file.name} than it announced: "
+                        f"{response.where} sends more bytes of the file {self._file.name} than it announced; "
                         "check the endpoint"
                     )
                 try:
@@ -182,7 +182,7 @@ class Transfer:
                 self._count(chunk)
         self._complete = size in (None, self._done)
         if not self._complete and (response.length is None or self._done == start):
-            raise WebError(response.where, f"closed the connection after {self._done} of {size} bytes")
+            raise WebError(response.where, f"{response.where} closed the connection after {self._done} of {size} bytes")
 
     def _expected(self, response: "SiteResponse") -> int | None:
         """Return the length of the complete file, or None if it is unknown.
@@ -198,12 +198,14 @@ class Transfer:
             begin, _, total = content_range.removeprefix("bytes ").partition("/")
             if begin.partition("-")[0] != str(self._done):
                 self._restart()
-                raise WebError(response.where, f"sent another range of {self._file.name} than requested")
+                raise WebError(
+                    response.where, f"{response.where} sent another range of {self._file.name} than requested"
+                )
             length = int(total) if total.isdecimal() else None
         size = self._file.size
         if size is not None and length is not None and length != size:
             raise ContentError(
-                f"cannot be used: {self._file.name} has {length} bytes at {response.where}, but {size} were announced: "
+                f"the file {self._file.name} has {length} bytes at {response.where}, but {size} were announced; "
                 "check the endpoint"
             )
         return length if size is None else size

@@ -59,7 +59,10 @@ class Fetch:
 
 
 class WebError(Exception):
-    """A fetch failed: an HTTP request failed, or its response is unusable."""
+    """A fetch failed: an HTTP request failed, or its response is unusable.
+
+    The text `reason` names the server.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class ContentError(Exception):
 def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
     """Return the error of a fetch that needs `required` bytes if only `free` are free."""
     return DiskError(
-        f"needs {_size(required)}, but {_size(free)} are free in {folder}: {_FREE_SPACE}",
+        f"the download needs {_size(required)}, but {_size(free)} are free in {folder}; {_FREE_SPACE}",
         kind="disk_full",
         required_bytes=required,
         free_bytes=free,
@@ -107,14 +110,14 @@ def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
 def disk_error(error: OSError, folder: Path) -> DiskError:
     """Return the `DiskError` for `error`, raised by a write to `folder`."""
     if error.errno in _FULL_ERRORS:
-        reason = f"cannot be cached: {folder} {_FULL_ERRORS[error.errno]}: {_FREE_SPACE}"
+        reason = f"the disk with {folder} {_FULL_ERRORS[error.errno]}; {_FREE_SPACE}"
         return DiskError(reason, kind="disk_full", path=str(folder))
     if error.errno in _DENIED_ERRORS:
-        reason = f"cannot be cached: {folder} cannot be written ({error.strerror})"
-        hint = "make it writable, or configure another cache folder"
-        return DiskError(f"{reason}: {hint}", kind="cache_unwritable", path=str(folder))
+        reason = f"the folder {folder} cannot be written ({error.strerror})"
+        hint = "make the folder writable, or configure another cache folder"
+        return DiskError(f"{reason}; {hint}", kind="cache_unwritable", path=str(folder))
     cause = error.strerror or type(error).__name__
-    return DiskError(f"cannot be cached: {folder}: {cause}: check the disk", path=str(folder))
+    return DiskError(f"{folder} cannot be read or written: {cause}; check the disk", path=str(folder))
 
 
 def source_error(
@@ -134,35 +137,39 @@ def source_error(
     """
     name = source.partition(":")[2]
     if isinstance(error, DiskError):
-        return SourceError(f"{source} {error}", kind=error.kind, model_id=name, cause=str(error), **error.details)
+        reason = f"the model cannot be cached: {error}"
+        return SourceError(f"{source}: {reason}", kind=error.kind, model_id=name, cause=reason, **error.details)
     if isinstance(error, ContentError):
-        return SourceError(f"{source} {error}", kind="invalid_source", model_id=name, cause=str(error))
+        reason = f"the model cannot be used: {error}"
+        return SourceError(f"{source}: {reason}", kind="invalid_source", model_id=name, cause=reason)
     reason = _web_reason(error, token, has_token)
     if missing and error.transient:
         reason += f"; {missing}"
     elif error.transient and error.status != 429:  # the reason for status 429 says when to try again
         reason += "; try again later"
     kind = "repo_fetch_failed" if error.transient else "repo_refused"
-    return SourceError(f"{source} {reason}", kind=kind, model_id=name, cause=reason)
+    return SourceError(f"{source}: {reason}", kind=kind, model_id=name, cause=reason)
 
 
 def _web_reason(error: WebError, token: str, has_token: bool) -> str:
     where, status = error.where, error.status
     if error.code == "GatedRepo":
         return (
-            f"is gated at {where} (HTTP {status}): accept its terms there, then set {token} to a token that may read it"
+            f"the model is gated at {where} (HTTP {status}); accept the model's terms there, then set {token} to a "
+            "token that may read the model"
         )
     if status in (401, 403) and has_token:
-        return f"is refused by {where} (HTTP {status}): check the name, and whether the token in {token} may read it"
+        reason = f"access to the model is refused by {where} (HTTP {status})"
+        return f"{reason}; check the name, and whether the token in {token} may read the model"
     if status in (401, 403):
-        reason = f"is private or does not exist at {where} (HTTP {status})"
-        return f"{reason}: check the name, or set {token} to a token that may read it"
+        reason = f"the model is private or does not exist at {where} (HTTP {status})"
+        return f"{reason}; check the name, or set {token} to a token that may read the model"
     if status == 404:
-        return f"does not exist at {where} (HTTP 404): check the name"
+        return f"the model does not exist at {where} (HTTP 404); check the name"
     if status == 429:
         when = "later" if error.retry_after is None else f"in {error.retry_after} s"
-        return f"could not be fetched from {where}, which limits requests (HTTP 429): try again {when}"
-    return f"could not be fetched from {where}, which {error}"
+        return f"the model could not be fetched from {where}, which limits requests (HTTP 429); try again {when}"
+    return f"the model could not be fetched: {error}"
 
 
 def _size(count: int) -> str:

@@ -75,7 +75,7 @@ def connect(address: tuple[str, int], timeout: float, source: object = None) -> 
                 pending.register(connection, selectors.EVENT_WRITE, connection)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise UnreachableError(f"cannot be reached: no response for {seconds:g} s")
+                raise UnreachableError(f"{address[0]}:{address[1]} cannot be reached: no response for {seconds:g} s")
             for key, _ in pending.select(min(remaining, _NEXT_ADDRESS_SECONDS) if addresses else remaining):
                 connection: socket.socket = key.data
                 pending.unregister(connection)
@@ -125,7 +125,7 @@ class SiteResponse:
             except (OSError, http.client.HTTPException) as error:
                 raise _connection_error(self.where, error, self._timeout) from error
             if not chunk and self.length is not None:
-                raise WebError(self.where, f"closed the connection after {done} of {self.length} bytes")
+                raise WebError(self.where, f"{self.where} closed the connection after {done} of {self.length} bytes")
             if not chunk:
                 return
             done += len(chunk)
@@ -145,11 +145,11 @@ class SiteResponse:
             if len(text) > limit:
                 raise WebError(
                     self.where,
-                    f"sends more than {limit >> 20} MiB where a list is expected: check the endpoint",
+                    f"{self.where} sends more than {limit >> 20} MiB, not a list of files; check the endpoint",
                     transient=False,
                 )
             if time.monotonic() > deadline:
-                raise WebError(self.where, "sends its list too slowly")
+                raise WebError(self.where, f"{self.where} sends the list of files too slowly")
         return bytes(text)
 
 
@@ -192,7 +192,8 @@ class Site:
         for _ in range(_MAX_REDIRECTS):
             where = origin(url)
             if not where or "@" in urlsplit(url).netloc:
-                raise WebError(where or "an endpoint", "is not a valid address: correct the endpoint", transient=False)
+                name = where or "an endpoint"  # the endpoint may contain a secret
+                raise WebError(name, f"{name} is not a valid address; correct the endpoint", transient=False)
             request = Request(url, headers={"User-Agent": f"helexa/{__version__}", "Accept-Encoding": "identity"})
             if start or stop is not None:
                 request.add_header("Range", f"bytes={start}-{'' if stop is None else stop - 1}")
@@ -208,10 +209,12 @@ class Site:
             except (OSError, http.client.HTTPException) as error:
                 raise _connection_error(where, error, timeout) from error
             except ValueError:  # the error's text quotes the invalid value, which may be secret
-                reason = "cannot be used: its address, or the token for it, has characters that HTTP does not allow"
+                reason = f"the address of {where}, or the token for it, has characters that HTTP does not allow"
                 raise WebError(where, reason, transient=False) from None
         raise WebError(
-            origin(self._url), f"redirects more than {_MAX_REDIRECTS} times: check the endpoint", transient=False
+            origin(self._url),
+            f"{origin(self._url)} redirects more than {_MAX_REDIRECTS} times; check the endpoint",
+            transient=False,
         )
 
 
@@ -250,7 +253,8 @@ def _redirect_target(url: str, location: str) -> str:
         target = ""
     schemes = ("https:",) if url.startswith("https:") else ("https:", "http:")
     if not location or not origin(target).startswith(schemes):
-        problem = f"redirects to an address that is not {' or '.join(schemes).replace(':', '')}: check the endpoint"
+        allowed = " or ".join(schemes).replace(":", "")
+        problem = f"{origin(url)} redirects to an address that is not {allowed}; check the endpoint"
         raise WebError(origin(url), problem, transient=False)
     return target
 
@@ -258,7 +262,7 @@ def _redirect_target(url: str, location: str) -> str:
 def _status_error(where: str, error: HTTPError) -> WebError:
     return WebError(
         where,
-        f"answered HTTP {error.code}",
+        f"{where} answered HTTP {error.code}",
         status=error.code,
         code=error.headers.get("X-Error-Code", "")[:100],
         retry_after=_seconds(error.headers.get("Retry-After", "")),
@@ -276,19 +280,19 @@ def _connection_error(where: str, error: Exception, timeout: float) -> WebError:
         case UnreachableError():
             return WebError(where, str(cause))
         case TimeoutError():
-            return WebError(where, f"sent nothing for {timeout:g} s")
+            return WebError(where, f"{where} sent nothing for {timeout:g} s")
         case ConnectionRefusedError():
-            return WebError(where, "refuses connections: nothing listens there")
+            return WebError(where, f"{where} refuses connections: nothing listens there")
         case ssl.SSLCertVerificationError():
-            reason = f"has an untrusted certificate ({cause.verify_message}); set SSL_CERT_FILE to a file with its CA"
+            reason = f"the certificate of {where} is not trusted ({cause.verify_message}); set SSL_CERT_FILE to its CA"
             return WebError(where, reason, transient=False)
         case OSError() if type(cause).__name__ == "gaierror":
-            return WebError(where, f"cannot be resolved ({cause.strerror}): check the name and the network")
+            return WebError(where, f"{where} cannot be resolved ({cause.strerror}); check the name and the network")
         case ConnectionError() | http.client.HTTPException():
-            return WebError(where, f"closed the connection: {type(cause).__name__}")
+            return WebError(where, f"{where} closed the connection: {type(cause).__name__}")
         case _:
             text = (str(cause).splitlines() or [""])[0][:200]
-            return WebError(where, f"cannot be reached: {type(cause).__name__}: {text}")
+            return WebError(where, f"{where} cannot be reached: {type(cause).__name__}: {text}")
 
 
 @cache

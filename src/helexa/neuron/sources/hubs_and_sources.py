@@ -89,7 +89,7 @@ class Hub:
             listing = self._listing(site, name, fetch, attempts=1 if cached.path else _LISTING_ATTEMPTS)
             files = chosen_files(source, list(listing.files), quant)
             if absent := [file for file in files if file not in listing.files]:
-                raise ContentError(f"cannot be used: its repository lacks {absent[0]}; choose another quantization")
+                raise ContentError(f"the repository lacks the file {absent[0]}; choose another quantization")
             downloads.fetch(site, name, listing, files, snapshots, fetch)
         except SourceError as error:
             if cached.path is None:

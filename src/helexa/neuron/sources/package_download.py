@@ -30,7 +30,7 @@ _CONNECTION_ERRORS = re.compile(
     r"Connection refused|Network is unreachable|No route to host|Name or service not known|timed out"
     r"|Temporary failure in name resolution|failed to lookup address information|certificate verify failed"
 )
-_NO_INSTALLER = "cannot be fetched: this Python has no pip, and there is no uv; install one of them"
+_NO_INSTALLER = "this Python has no pip, and there is no uv; install pip or uv"
 _NAME_OF_INDEX = re.compile(r"^[\w.-]+=")  # uv accepts NAME=URL
 # Variables with package indexes: pip's, then uv's of the same meaning.
 _UV_INDEXES = (
@@ -62,7 +62,7 @@ def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
             _run(_uv_command(uv, requirement, target, scratch / "uv"), {}, "uv", requirement, scratch, fetch)
             return target
         if (pip := _bundled_pip()) is None:
-            raise _fetch_error(requirement, _NO_INSTALLER)
+            raise _fetch_error(requirement, f"cannot be fetched: {_NO_INSTALLER}")
         path = os.pathsep.join(filter(None, (str(pip), os.environ.get("PYTHONPATH"))))
         version, environment = _numbers(pip.name), {"PYTHONPATH": path} | _indexes_of_uv()
     else:

