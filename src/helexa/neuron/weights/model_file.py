@@ -66,7 +66,7 @@ def read_model_file(path: Path, max_bytes: int) -> bytes:
 
 def _check_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ModelFileError(f"{path.name}: not a regular file")
+        raise ModelFileError(f"{path.name} is not a regular file")
 
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -96,16 +96,16 @@ def parse_json(text: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=_reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path.name}: not valid JSON: {error}", advice="replace the file") from error
+        raise ModelFileError(f"{path.name}: the file is not valid JSON: {error}", advice="replace the file") from error
     if not isinstance(parsed, dict):
-        raise ModelFileError(f"{path.name}: not a JSON object", advice="replace the file")
+        raise ModelFileError(f"{path.name}: the file is not a JSON object", advice="replace the file")
     return parsed
 
 
 def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     parsed = dict(pairs)
     if len(parsed) != len(pairs):
-        raise ValueError("a key appears twice")
+        raise ValueError("a key appears twice in an object")
     return parsed
 
 
@@ -206,7 +206,8 @@ class TensorFile:
             descriptor = self._opened().fileno()
             if os.fstat(descriptor).st_size != self.size:
                 raise ModelFileError(
-                    f"{self.path.name}: changed on disk since its header was read", advice="load the model again"
+                    f"{self.path.name}: the file has changed on disk since its header was read",
+                    advice="load the model again",
                 )
             mapping = mmap.mmap(descriptor, offset - start + nbytes, offset=start, access=mmap.ACCESS_COPY)
         except OSError as error:

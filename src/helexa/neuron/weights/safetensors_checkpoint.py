@@ -180,7 +180,7 @@ class SafetensorsCheckpoint(StoredTensors):
                 quoted(_summarize_names(skipped)),
             )
         text = {name: tensors[stored] for name, stored in names.items()}
-        super().__init__(stored_tensors(text, self.config), lambda name: f"{folder}: no tensor {name}")
+        super().__init__(stored_tensors(text, self.config), lambda name: f"{folder}: the model has no tensor {name}")
         if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():
             self.config.pop("tie_word_embeddings", None)  # embedding models need no output head
 

@@ -134,7 +134,10 @@ def _read_index(path: Path) -> dict[str, FileTensor]:
                 )
             shards[shard] = _read_header(path.parent / shard)
         if tensor not in shards[shard]:
-            raise ModelFileError(f"{shard}: no tensor {tensor!r}, which {path.name} places there", advice=_AGAIN)
+            raise ModelFileError(
+                f"{shard}: the file has no tensor {tensor!r}, but {path.name} says that the tensor is in this file",
+                advice=_AGAIN,
+            )
         found[tensor] = shards[shard][tensor]
     return found
 
@@ -145,7 +148,9 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or 8 + length > size:
-                raise ModelFileError(f"{path.name}: truncated in the header of {length} bytes", advice=_AGAIN)
+                raise ModelFileError(
+                    f"{path.name}: the file is truncated in its header of {length} bytes", advice=_AGAIN
+                )
             if length > MAX_JSON_BYTES:
                 raise ModelFileError(f"{path.name}: the header is larger than {MAX_JSON_BYTES >> 20} MiB")
             header = parse_json(stream.read(length), path)
@@ -163,7 +168,7 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
             raise ModelFileError(f"{path.name}: tensor {name} does not begin where the previous tensor ends")
         end += tensor.nbytes
     if end != size:
-        problem = "truncated in tensor data" if end > size else "bytes follow the last tensor"
+        problem = "the tensor data is truncated" if end > size else "bytes follow the last tensor"
         raise ModelFileError(f"{path.name}: {problem}: the file has {size} bytes, expected {end}", advice=_AGAIN)
     return found
 

@@ -45,7 +45,7 @@ class VisionCheckpoint(StoredTensors):
         self.config: dict[str, Any] = settings.config  # see `VisionConfig.config`
         self.preprocessor = settings.preprocessor  # see `VisionConfig.preprocessor`
         self._files = files
-        super().__init__(named, lambda name: f"no tensor {name} in the vision part of the model")
+        super().__init__(named, lambda name: f"the vision part of the model has no tensor {name}")
 
     def stored_name(self, name: str) -> str:
         """Return `name` unchanged: errors and reports omit the prefix of names in files."""

@@ -58,8 +58,8 @@ def test_path_without_model_is_rejected_with_the_reason(tmp_path: Path) -> None:
 def test_path_of_a_single_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(2)}, path)
-    with pytest.raises(ModelFileError, match=r"^model\.safetensors: header: not a GGUF file; download "):
+    with pytest.raises(ModelFileError, match=r"^model\.safetensors: header: the file is not a GGUF file; download "):
         open_checkpoint(path)
     shutil.copy(path, tmp_path / "model.bin")
-    with pytest.raises(ModelFileError, match=r"^model\.bin: header: not a GGUF file; download "):
+    with pytest.raises(ModelFileError, match=r"^model\.bin: header: the file is not a GGUF file; download "):
         open_checkpoint(tmp_path / "model.bin")

@@ -194,7 +194,7 @@ def test_string_that_is_not_utf8_is_rejected_when_the_array_is_read(tmp_path: Pa
     path.write_bytes(header(keys=1, body=entry(b"a.words", 9, words)))
     array = GgufFile.open(path).metadata["a.words"]
     assert len(array) == 2
-    with pytest.raises(ModelFileError, match=r"^bad\.gguf: key a\.words: is not valid UTF-8; "):
+    with pytest.raises(ModelFileError, match=r"^bad\.gguf: key a\.words: the text is not valid UTF-8; "):
         list(array)
 
 
@@ -265,13 +265,13 @@ BAD_HEADERS = {
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "byte order"),
     "tensor count": (header(tensors=2**60), "claims 1152921504606846976 tensors"),
     "key count": (header(keys=2**60), "claims 1152921504606846976 keys"),
-    "key length": (header(keys=1, body=struct.pack("<Q", 2**63)), "metadata key 0: its name is"),
+    "key length": (header(keys=1, body=struct.pack("<Q", 2**63)), "metadata key 0: the name is"),
     "key text": (header(keys=1, body=entry(b"\xff\xfe", 0, b"\0")), "not valid UTF-8"),
     "key line break": (header(keys=1, body=entry(b"a\nb", 0, b"\0")), "not printable"),
-    "key twice": (header(keys=2, body=entry(b"k", 0, b"\1") * 2), "key k: appears twice"),
+    "key twice": (header(keys=2, body=entry(b"k", 0, b"\1") * 2), "key k: the key appears twice"),
     "value type": (header(keys=1, body=entry(b"k", 13, bytes(64))), "key k: unknown value type 13"),
     "string length": (header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 2**63))), "key k: the file is truncated"),
-    "string text": (header(keys=1, body=entry(b"k", 8, text(b"\xff"))), "key k: is not valid UTF-8"),
+    "string text": (header(keys=1, body=entry(b"k", 8, text(b"\xff"))), "key k: the text is not valid UTF-8"),
     "array count": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 4, 2**61))), "key k: an array of"),
     "array length": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 4, 2**20))), "key k: the file is truncated"),
     "array of strings": (
@@ -301,28 +301,40 @@ BAD_HEADERS = {
     ),
     "shared bytes": (
         header(tensors=2, body=row(b"one", (16,)) + row(b"two", (8,), offset=32) + bytes(512)),
-        "tensor two: shares bytes with tensor one",
+        "tensor two: the tensor shares bytes with tensor one",
     ),
     "the same bytes": (
         header(tensors=2, body=row(b"one", (8,)) + row(b"two", (8,)) + bytes(512)),
-        "tensor two: shares bytes with tensor one",
+        "tensor two: the tensor shares bytes with tensor one",
     ),
     "alignment zero": (header(keys=1, body=entry(b"general.alignment", 4, bytes(4))), "power of two"),
     "alignment 48": (header(keys=1, body=entry(b"general.alignment", 4, struct.pack("<I", 48))), "power of two"),
     "alignment text": (header(keys=1, body=entry(b"general.alignment", 8, text(b"32"))), "power of two"),
-    "no dimension": (header(tensors=1, body=row(shape=())), "tensor t: has 0 dimensions"),
-    "dimensions": (header(tensors=1, body=row(shape=(1,) * 5)), "tensor t: has 5 dimensions"),
-    "dimension zero": (header(tensors=1, body=row(shape=(0, 4))), "tensor t: has an empty dimension"),
-    "shape overflow": (header(tensors=1, body=row(shape=(2**63, 2**62, 8)) + bytes(512)), "tensor t: truncated"),
-    "wrapped size": (header(tensors=1, body=row(shape=(2**32, 2**32)) + bytes(512)), "tensor t: truncated"),
-    "offset": (header(tensors=1, body=row(offset=2**63) + bytes(512)), "tensor t: truncated"),
-    "wrapped offset": (header(tensors=1, body=row(offset=2**64 - 32) + bytes(512)), "tensor t: truncated"),
-    "alignment": (header(tensors=1, body=row(offset=4) + bytes(512)), "offset 4 is not aligned to 32"),
-    "unknown type": (header(tensors=1, body=row(kind=4242) + bytes(512)), "tensor t: unknown tensor type 4242"),
-    "dropped type": (header(tensors=1, body=row(kind=31) + bytes(512)), "unsupported tensor type Q4_0_4_4"),
-    "part of a block": (header(tensors=1, body=row(shape=(48,), kind=8) + bytes(512)), "not whole Q8_0 blocks of 32"),
-    "tensor twice": (header(tensors=2, body=row() * 2 + bytes(512)), "tensor t: appears twice"),
-    "tensor name": (header(tensors=1, body=row(name=b"")), "its name is empty"),
+    "no dimension": (header(tensors=1, body=row(shape=())), "tensor t: the tensor has 0 dimensions"),
+    "dimensions": (header(tensors=1, body=row(shape=(1,) * 5)), "tensor t: the tensor has 5 dimensions"),
+    "dimension zero": (header(tensors=1, body=row(shape=(0, 4))), "tensor t: the tensor has an empty dimension"),
+    "shape overflow": (
+        header(tensors=1, body=row(shape=(2**63, 2**62, 8)) + bytes(512)),
+        "tensor t: the file is truncated",
+    ),
+    "wrapped size": (header(tensors=1, body=row(shape=(2**32, 2**32)) + bytes(512)), "tensor t: the file is truncated"),
+    "offset": (header(tensors=1, body=row(offset=2**63) + bytes(512)), "tensor t: the file is truncated"),
+    "wrapped offset": (header(tensors=1, body=row(offset=2**64 - 32) + bytes(512)), "tensor t: the file is truncated"),
+    "alignment": (
+        header(tensors=1, body=row(offset=4) + bytes(512)),
+        "offset of the tensor, 4, is not a multiple of the alignment, 32",
+    ),
+    "unknown type": (
+        header(tensors=1, body=row(kind=4242) + bytes(512)),
+        "tensor t: the tensor has the unknown type 4242",
+    ),
+    "dropped type": (header(tensors=1, body=row(kind=31) + bytes(512)), "the type Q4_0_4_4, which is not supported"),
+    "part of a block": (
+        header(tensors=1, body=row(shape=(48,), kind=8) + bytes(512)),
+        "do not divide into Q8_0 blocks of 32",
+    ),
+    "tensor twice": (header(tensors=2, body=row() * 2 + bytes(512)), "tensor t: the tensor appears twice"),
+    "tensor name": (header(tensors=1, body=row(name=b"")), "the name is empty"),
 }
 
 
@@ -372,7 +384,7 @@ def test_custom_alignment_of_a_gguf_file_is_used(write_gguf: WriteGguf) -> None:
 
 
 def test_error_for_a_tensor_missing_in_a_gguf_file_names_the_file_and_tensor(small: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor four; "):
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: the file has no tensor four; "):
         GgufFile.open(small).read("four")
 
 

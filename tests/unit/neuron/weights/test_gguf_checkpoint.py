@@ -294,7 +294,7 @@ def test_unsupported_gguf_type_is_rejected_when_the_file_is_opened(write_gguf: W
 def test_error_for_a_missing_gguf_tensor_names_the_tensor(write_gguf: WriteGguf) -> None:
     with GgufCheckpoint(write_gguf("llama", tensors(), describe("llama"))) as checkpoint:
         for method in (checkpoint.read, checkpoint.shape):
-            with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor lm_head\.weight; "):
+            with pytest.raises(ModelFileError, match=r"^model\.gguf: the file has no tensor lm_head\.weight; "):
                 method("lm_head.weight")
 
 

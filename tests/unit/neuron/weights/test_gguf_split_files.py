@@ -86,7 +86,8 @@ def test_error_for_opening_a_later_part_names_the_first_part(folder: Path) -> No
 def test_error_names_the_missing_part_of_a_split_gguf(folder: Path, number: int) -> None:
     (folder / NAMES[number]).unlink()
     with pytest.raises(
-        ModelFileError, match=f"^{NAMES[number]}: missing; it is part {number + 1} of 3 of the model; download it$"
+        ModelFileError,
+        match=f"^{NAMES[number]}: the file is missing; it is part {number + 1} of 3 of the model; download the file$",
     ):
         open_checkpoint(folder)
 
@@ -101,7 +102,7 @@ def test_renamed_first_part_of_a_split_gguf_is_rejected(folder: Path) -> None:
 
 def test_error_names_the_damaged_part_of_a_split_gguf(folder: Path) -> None:
     (folder / NAMES[2]).write_bytes((folder / NAMES[2]).read_bytes()[:-96])
-    with pytest.raises(ModelFileError, match=f"^{NAMES[2]}: tensor blk.0.ffn_up.weight: truncated"):
+    with pytest.raises(ModelFileError, match=f"^{NAMES[2]}: tensor blk.0.ffn_up.weight: the file is truncated"):
         open_checkpoint(folder)
 
 

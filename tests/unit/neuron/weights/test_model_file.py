@@ -33,7 +33,7 @@ def test_fifo_in_place_of_a_model_file_is_rejected_without_waiting(
     tmp_path: Path, name: str, read: Callable[[Path], object]
 ) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ModelFileError, match=f"{name}: not a regular file"):
+    with pytest.raises(ModelFileError, match=f"{name} is not a regular file"):
         read(tmp_path)
 
 

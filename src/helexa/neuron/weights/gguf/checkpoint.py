@@ -135,7 +135,7 @@ class GgufCheckpoint:
     def _find(self, name: str) -> GgufTensor:
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise ModelFileError(f"{self._file.path.name}: no tensor {name}")
+            raise ModelFileError(f"{self._file.path.name}: the file has no tensor {name}")
         return tensor
 
     def _translate_names(self) -> dict[str, GgufTensor]:

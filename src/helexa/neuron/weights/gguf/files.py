@@ -73,7 +73,7 @@ class GgufFile:
         """
         tensor = self.tensors.get(name)
         if tensor is None:
-            raise ModelFileError(f"{self.path.name}: no tensor {name}")
+            raise ModelFileError(f"{self.path.name}: the file has no tensor {name}")
         offset, nbytes, shape = tensor.offset, tensor.nbytes, tensor.shape
         if index is not None:
             if len(shape) < 3 or not 0 <= index < shape[0]:
@@ -107,7 +107,8 @@ class GgufFile:
             path = self.path.with_name(name)
             if not path.exists():
                 raise ModelFileError(
-                    f"{name}: missing; it is part {number + 1} of {count} of the model", advice="download it"
+                    f"{name}: the file is missing; it is part {number + 1} of {count} of the model",
+                    advice="download the file",
                 )
             header = read_header(path, max_header_bytes)
             if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (number, count):

@@ -97,7 +97,7 @@ class StringArray(Sequence[str]):  # noqa: PLW1641  # like a list, it has no has
         try:
             return [data[begin + 8 : end].decode() for begin, end in zip(begins, ends, strict=False)]
         except UnicodeDecodeError:
-            raise ModelFileError(f"{self._where}: is not valid UTF-8") from None
+            raise ModelFileError(f"{self._where}: the text is not valid UTF-8") from None
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _HeaderReader:
 
     def parse(self) -> GgufHeader:
         if self._read_bytes(4) != _MAGIC:
-            self._fail("not a GGUF file")
+            self._fail("the file is not a GGUF file")
         version = self._integer("<I")
         if version not in _VERSIONS:
             raise self._unsupported(
@@ -193,7 +193,7 @@ class _HeaderReader:
             key = self._name()
             self._where = f"key {key}"
             if key in metadata:
-                self._fail("appears twice")
+                self._fail("the key appears twice in the header")
             metadata[key] = self._value(self._integer("<I"), depth=0)
         return metadata
 
@@ -201,7 +201,7 @@ class _HeaderReader:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 8 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
             self._where = "key general.alignment"
-            self._fail("is not a power of two from 8 to 65536")
+            self._fail(f"the alignment is {str(alignment)[:40]}, expected a power of two from 8 to {_MAX_ALIGNMENT}")
         return alignment
 
     def _table(self, count: int, alignment: int) -> dict[str, GgufTensor]:
@@ -216,36 +216,36 @@ class _HeaderReader:
         for name, kind, shape, offset, nbytes in rows:
             self._where = f"tensor {name}"
             if name in tensors:
-                self._fail("appears twice")
+                self._fail("the tensor appears twice in the header")
             if data + offset + nbytes > self._size:
-                self._fail("truncated: its data ends beyond the end of the file")
+                self._fail("the file is truncated: the data of the tensor ends beyond the end of the file")
             tensors[name] = GgufTensor(name, kind, shape, data + offset, nbytes)
         # Reject overlapping tensors, with which a small file could describe a large model.
         for previous, following in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
             if previous.offset + previous.nbytes > following.offset:
                 self._where = f"tensor {following.name}"
-                self._fail(f"shares bytes with tensor {previous.name}")
+                self._fail(f"the tensor shares bytes with tensor {previous.name}")
         return tensors
 
     def _row(self, name: str, alignment: int) -> tuple[GgmlType, tuple[int, ...], int, int]:
         dimensions = self._integer("<I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
-            self._fail(f"has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
+            self._fail(f"the tensor has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
         shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._read_bytes(8 * dimensions))))
         type_id = self._integer("<I")
         offset = self._integer("<Q")
         if type_id not in GgmlType.__members__.values():
-            raise self._unsupported(f"unknown tensor type {type_id}")
+            raise self._unsupported(f"the tensor has the unknown type {type_id}")
         kind = GgmlType(type_id)
         if kind not in BLOCK_SIZES:
-            raise self._unsupported(f"unsupported tensor type {kind.name}")
+            raise self._unsupported(f"the tensor has the type {kind.name}, which is not supported")
         elements, block_bytes = BLOCK_SIZES[kind]
         if 0 in shape:
-            self._fail(f"has an empty dimension in its shape {list(shape)}")
+            self._fail(f"the tensor has an empty dimension in its shape {list(shape)}")
         if shape[-1] % elements:
-            self._fail(f"rows of {shape[-1]} elements are not whole {kind.name} blocks of {elements}")
+            self._fail(f"rows of {shape[-1]} elements do not divide into {kind.name} blocks of {elements} elements")
         if offset % alignment:
-            self._fail(f"offset {offset} is not aligned to {alignment}")
+            self._fail(f"the offset of the tensor, {offset}, is not a multiple of the alignment, {alignment}")
         # Python integers do not overflow, so an oversized product fails the check against the file size.
         return kind, shape, offset, math.prod(shape) // elements * block_bytes
 
@@ -318,13 +318,13 @@ class _HeaderReader:
     def _name(self) -> str:
         length = self._integer("<Q")
         if length > _MAX_NAME_BYTES:
-            self._fail(f"its name is {length} bytes long, more than {_MAX_NAME_BYTES}")
+            self._fail(f"the name is {length} bytes long, more than the limit of {_MAX_NAME_BYTES}")
         try:
             name = self._read_bytes(length).decode()
         except UnicodeDecodeError:
-            self._fail("its name is not valid UTF-8")
+            self._fail("the name is not valid UTF-8")
         if not name or not name.isprintable():
-            self._fail("its name is empty or not printable")
+            self._fail("the name is empty or not printable")
         return name
 
     def _integer(self, layout: str) -> int:

@@ -157,7 +157,7 @@ def _deepstack_layers(file: GgufFile) -> list[int]:
 def _qwen3(metadata: Metadata, file: GgufFile) -> tuple[_Config, _Config]:
     positions = file.tensors.get("v.position_embd.weight")
     if positions is None:
-        raise ModelFileError(f"{file.path.name}: no tensor v.position_embd.weight")
+        raise ModelFileError(f"{file.path.name}: the file has no tensor v.position_embd.weight")
     vision = {**_qwen(metadata), "num_position_embeddings": positions.shape[0]}
     preprocessor = _preprocessor(metadata, file)
     # All published models use a mean of 0.5, the default. One converter writes CLIP's mean and deviation if the model's
@@ -210,7 +210,7 @@ def _idefics3(metadata: Metadata, file: GgufFile) -> tuple[_Config, _Config]:
 def _gemma4(metadata: Metadata, file: GgufFile) -> tuple[_Config, _Config]:
     positions = file.tensors.get("v.position_embd.weight")
     if positions is None or len(positions.shape) != 3:
-        raise ModelFileError(f"{file.path.name}: no tensor v.position_embd.weight with three dimensions")
+        raise ModelFileError(f"{file.path.name}: the file has no tensor v.position_embd.weight with three dimensions")
     vision = {
         "num_hidden_layers": metadata.integer("vision.block_count"),
         "hidden_size": (hidden := metadata.integer("vision.embedding_length")),
