@@ -185,7 +185,9 @@ def _unauthorized() -> ApiError:
 def _unknown_host(name: bytes) -> ApiError:
     shown = name.decode("latin-1")[:200]
     return ApiError(
-        403, "host_not_allowed", f"'{shown}' is not a known name of this node; add it to allowed_hosts in neuron.toml"
+        403,
+        "host_not_allowed",
+        f"the Host header '{shown}' is not a known name of this node; add the name to allowed_hosts in neuron.toml",
     )
 
 

@@ -219,7 +219,8 @@ def join(
     secret = token or os.environ.get("HELEXA_JOIN_TOKEN", "")
     if not secret:
         raise UsageError(
-            "a token is needed; create it with `cortex nodes invite`, and set --token or the variable HELEXA_JOIN_TOKEN"
+            "joining a gateway needs a token; create one with `cortex nodes invite`, and set --token or the variable "
+            "HELEXA_JOIN_TOKEN"
         )
     request, settings, changes = joining.prepare(
         gateway, SecretStr(secret), name=name, address=address, path=config, service=service

@@ -289,7 +289,9 @@ def _change(path: Path, changes: dict[str, str]) -> None:
         temporary.replace(path)
     except ConfigError:
         temporary.unlink()
-        raise ConfigError(f"{path} cannot be changed; write into it, above all tables: {'; '.join(lines)}") from None
+        raise ConfigError(
+            f"{path} cannot be changed; write these lines into the file, above all tables: {'; '.join(lines)}"
+        ) from None
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -57,5 +57,7 @@ def survey_kernels(settings: TorchOptions | TorchConfig, device: str) -> KernelS
         timeout=_SURVEY_SECONDS,
     )
     if run.returncode:
-        raise ValueError((run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1])
+        raise ValueError(
+            (run.stderr.strip().splitlines() or [f"the check of the kernels ended with exit code {run.returncode}"])[-1]
+        )
     return msgspec.json.decode(run.stdout, type=KernelSurvey)

@@ -59,7 +59,7 @@ def _kernels(device: Device, dtype: DType | None) -> DeviceKernels:
         choice = select_kernels(device, dtype, {})
         free_mb = _free_mb(device)
     except (AssertionError, RuntimeError, tensors.TorchRequired) as error:  # for example, the driver is too old
-        reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"
+        reason = f"the device cannot be used: {str(error).partition(chr(10))[0]}"
         return DeviceKernels(device=str(device), kernels=NO_KERNELS, dtype="any dtype", reason=reason)
     return DeviceKernels(
         device=str(device),

@@ -89,7 +89,7 @@ def test_join_leaves_a_configuration_that_cannot_be_edited_unchanged(tmp_path):
     assert path.read_text() == text
     text = 'allowed_hosts = [\n  "a",\n  """\n[x]""",\n]\nhost = """127.0.0.1"""\n'
     path.write_text(text)
-    with pytest.raises(ConfigError, match="write into it, above all tables: "):
+    with pytest.raises(ConfigError, match="write these lines into the file, above all tables: "):
         prepared(path, "http://10.0.0.5:13131")
     assert path.read_text() == text
     assert sorted(file.name for file in tmp_path.iterdir()) == ["neuron.toml", "node.key"]

@@ -141,7 +141,11 @@ class Steps:
             out_of_memory = is_out_of_memory(error)
             if is_device_fault(error) or (out_of_memory and self._strikes.strike()):
                 raise
-            _log.error("step failed sequences=%d; the requests are repeated or get an error", len(plan), exc_info=error)
+            _log.error(
+                "engine step failed sequences=%d; each sequence is computed again alone, or its request gets an error",
+                len(plan),
+                exc_info=error,
+            )
             release_frames(error)  # releases the step's tensors
             if out_of_memory and self._runner.device.type == "cuda":
                 # The unused blocks of the allocator may be too fragmented for the next step.
@@ -166,7 +170,8 @@ class Steps:
             parts = self._scheduler.pages.parts(probe_sequence.pages[-1])
             if not self._runner.computes_finite_logits(parts, probe_sequence.slot):
                 raise ArithmeticError(
-                    "the device computes only NaN or infinity, even for a single token, so the engine ends"
+                    "the device computes only NaN or infinity, even for a single token, so the engine ends; if this "
+                    "repeats, load the model with another dtype, or check the device"
                 )
         if self._draft is not None:
             self._draft.keep(plan, outcome.kept, step.tail, self._scheduler.planner.gate)
@@ -284,7 +289,12 @@ class Engine:
                 scheduler.check_idle()
         except Exception as error:
             running, waiting = len(scheduler.running), len(scheduler.waiting)
-            _log.exception("engine process ends, because steps cannot continue running=%d waiting=%d", running, waiting)
+            _log.exception(
+                "engine process ends, because an engine step failed running=%d waiting=%d; these requests fail, and "
+                "the node starts a new engine",
+                running,
+                waiting,
+            )
             self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}; see the node's log"))
             raise SystemExit(1) from error
         self._report(outputs)
@@ -344,7 +354,9 @@ class Engine:
             self._grammars.begin(sequence)
         # At most `max_waiting` sequences may wait for the compilation of their grammars.
         else:
-            overloaded = GrammarFailure(f"overloaded: {len(self._grammars)} requests already wait; try again later")
+            overloaded = GrammarFailure(
+                f"overloaded: {len(self._grammars)} requests already wait for their grammars; try again later"
+            )
             self._add(sequence, overloaded, outputs)
 
     def _pixels_of(self, message: Generate) -> list[Float32]:

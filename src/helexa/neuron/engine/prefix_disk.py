@@ -114,7 +114,8 @@ class PrefixDisk:
             # Users who can write these files can change the model's answers, and the owner can read the prompts.
             if state.st_uid != os.geteuid() or state.st_mode & 0o022:
                 raise PermissionError(
-                    f"the folder {folder} belongs to another user, or others can write to the folder; delete the folder"
+                    f"the folder of saved prompts {folder} belongs to another user, or others can write to the folder; "
+                    "delete the folder"
                 )
         for segment in sorted(folder.glob(f"*{_NAME}")):
             with suppress(OSError, struct.error):  # the segment was deleted or truncated in the meantime
@@ -285,7 +286,9 @@ class PrefixDisk:
             )
         # Other programs fill the disk: even without any segment, too little space would be free.
         if shutil.disk_usage(root).free + total < size + _RESERVED_BYTES:
-            raise OSError(f"the disk with {root} is nearly full")
+            raise OSError(
+                f"the disk with {root} is nearly full: {_RESERVED_BYTES >> 20} MiB must stay free beside saved prompts"
+            )
         # Least recently used first (modification time, see `_touch`).
         while segments and (
             total + size > self._limit_bytes
@@ -296,7 +299,9 @@ class PrefixDisk:
             self._delete(oldest)
             total -= bytes_
         if shutil.disk_usage(root).free < size + _RESERVED_BYTES:
-            raise OSError(f"the disk with {root} is nearly full")
+            raise OSError(
+                f"the disk with {root} is nearly full: {_RESERVED_BYTES >> 20} MiB must stay free beside saved prompts"
+            )
 
     def _delete(self, segment: Path) -> None:
         segment.unlink(missing_ok=True)

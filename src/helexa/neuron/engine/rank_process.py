@@ -57,7 +57,9 @@ def main() -> None:
     except SystemExit as system_exit:
         code = int(system_exit.code or 0)
     except Exception:
-        _log.exception("rank process ends rank=%d", arguments.rank)
+        _log.exception(
+            "rank process ends after an error rank=%d; the engine ends, too, and is restarted", arguments.rank
+        )
         code = 1
     logging.shutdown()
     os._exit(code)  # an orderly exit would wait for the other ranks, and hang if one of them hangs

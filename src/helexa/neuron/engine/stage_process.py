@@ -76,7 +76,7 @@ def main() -> None:
     except SystemExit as system_exit:
         code = int(system_exit.code or 0)
     except Exception:
-        _log.exception("stage process ends")
+        _log.exception("stage process ends after an error; the engine on host 0 ends, too, and is restarted")
         code = 1
     logging.shutdown()
     os._exit(code)

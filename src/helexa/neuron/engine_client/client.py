@@ -333,7 +333,8 @@ class EngineClient:
                         raise _LOAD_ERRORS.get(message.kind, HelexaError)(message.message)
                     case _:
                         raise HelexaError(
-                            f"the engine sent {type(message).__name__} before the message Ready; load the model again"
+                            f"the engine sent an unexpected message, {type(message).__name__}, while loading the "
+                            "model; load the model again"
                         )
         await self._end(grace=2.0)
         if self._child.ended_by_bad_read:

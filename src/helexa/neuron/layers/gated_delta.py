@@ -42,7 +42,8 @@ class GatedDeltaNet:
     ) -> None:
         if heads % key_heads:
             raise ModelFileError(
-                f"{heads} value heads cannot share {key_heads} key heads: {heads} must be a multiple of {key_heads}"
+                f"{heads} value heads cannot share {key_heads} key heads of linear attention, because {heads} is not a "
+                f"multiple of {key_heads}"
             )
         require_window(kernel)
         shares = loader.head_shares(heads, key_heads)

@@ -75,7 +75,7 @@ class Activation:
             log.error("loading of the default model failed model=%s error=%s; request the load again", *fields)
             self._settle(model_id, str(error))
         except Exception:
-            log.exception("loading of the default model failed model=%s", quoted(model_id))
+            log.exception("loading of the default model failed model=%s; request the load again", quoted(model_id))
             self._settle(model_id, "internal error; see the node's log")
         else:
             self._settle(model_id)

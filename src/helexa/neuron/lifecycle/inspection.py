@@ -83,9 +83,9 @@ class Inspector:
         try:
             return msgspec.json.decode(self._sandbox.request(msgspec.json.encode(request)), type=Inspection)
         except (SandboxError, OSError) as error:
-            return Inspection(problem=f"its files cannot be read: {error}")
+            return Inspection(problem=f"the files of the model cannot be read: {error}")
         except msgspec.MsgspecError:  # a file name that is not UTF-8
-            return Inspection(problem="its path is not valid UTF-8")
+            return Inspection(problem="the path of the model is not valid UTF-8")
 
     def close(self) -> None:
         """End the idle sandbox process."""

@@ -407,7 +407,10 @@ class HostedModel:
                 continue
             except Exception:
                 self.reason = "internal error; see the node's log"
-                log.exception("model could not be recovered model=%s", quoted(self._id))
+                log.exception(
+                    "engine did not restart model=%s; the node tries again until the model is quarantined",
+                    quoted(self._id),
+                )
                 continue
             log.warning("model recovered model=%s", quoted(self._id))
             return

@@ -149,7 +149,7 @@ class AnswerReader:
         if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
             *tokens, ending = tokens
         if self._logprobs is not None and len(output.logprobs) < len(tokens):
-            raise ValueError("the engine returned too few log-probabilities")
+            raise ValueError(f"the engine returned {len(output.logprobs)} log-probabilities for {len(tokens)} tokens")
         for index, token in enumerate(tokens):
             if self._logprobs is not None:
                 self._logprobs.add(token, output.logprobs[index], last=token in self._stop_tokens)
@@ -180,7 +180,10 @@ class AnswerReader:
             self._show(PromptScores(tuple(scores)))
             self._scores_missing = False
         elif output.tokens:
-            raise ValueError("the engine returned too few log-probabilities of the prompt")
+            raise ValueError(
+                f"the engine returned {len(self._prompt_logprobs)} log-probabilities for {len(self._unscored)} tokens "
+                "of the prompt"
+            )
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
         """Append `tokens`, which close the reasoning; return the new events."""

@@ -250,7 +250,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 def descriptor_shortage(error: BaseException) -> ApiError | None:
     """Return the error response if `error` is a lack of file descriptors, else None."""
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
-        return overloaded("the node has no file descriptors left; try again", 1)
+        return overloaded(
+            "the node has no file descriptors left; try again, or raise its limit of open files (ulimit -n)", 1
+        )
     return None
 
 

@@ -130,7 +130,9 @@ async def _read_request(
     store: ResponseStore = request.app.state.responses
     principal = principal_of(request)
     if responses_request.store and not store.enabled:
-        raise unsupported_parameter("store", "'store' must be false: this node stores no responses")
+        raise unsupported_parameter(
+            "store", "'store' must be false: this node stores no responses ([responses] store_mb is 0)"
+        )
     previous = _previous(store, responses_request.previous_response_id, principal)
     sources = referred(store, responses_request.input, principal)
     # Runs in a thread, because parsing the items of a long conversation would block the event loop.

@@ -77,5 +77,7 @@ def test_doctor_lists_a_device_that_cannot_be_used_beside_the_other_devices(monk
     monkeypatch.setattr(torch.cuda, "get_device_capability", full)
     survey = kernel_survey_process.take(EngineOptions(threads=torch.get_num_threads()))
     assert [device.device for device in survey.devices] == ["cpu", "cuda:0", "cuda:1"]
-    assert [device.reason for device in survey.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
+    assert [device.reason for device in survey.devices[1:]] == [
+        "the device cannot be used: CUDA error: out of memory"
+    ] * 2
     assert (survey.without_access, survey.unusable) == ([], None)

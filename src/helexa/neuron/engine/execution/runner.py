@@ -175,7 +175,8 @@ class Runner:
         except Exception as error:  # the other processes now wait for an exchange that this process will not reach
             reason = str(error).partition("\n")[0]
             raise OutOfStepError(
-                f"rank 0 failed in a step of all ranks, so the engine ends: {type(error).__name__}: {reason}"
+                f"rank 0 failed in a step of all ranks, so the engine ends: {type(error).__name__}: {reason}; the node "
+                "starts a new engine"
             ) from error
 
     def _compute_with_states(

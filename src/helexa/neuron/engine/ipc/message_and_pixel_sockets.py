@@ -59,7 +59,9 @@ class FrameDecoder:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_FRAME_BYTES:
-                raise ValueError(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+                raise ValueError(
+                    f"a message between helexa's processes has {length} bytes; the limit is {MAX_FRAME_BYTES} bytes"
+                )
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break

@@ -87,7 +87,7 @@ def usable_device(name: str) -> Device:
             tensors.cuda.set_device(device)  # kernels launch on the current device
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]  # torch appends a list of device types
-        raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
+        raise DeviceError(f"device '{name}' cannot be used: {reason}; choose another device, such as cpu") from error
     return device
 
 

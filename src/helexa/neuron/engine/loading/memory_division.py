@@ -101,7 +101,7 @@ def _does_not_fit(request: MemoryRequest, required: int, free: int, cache: int) 
     suggestion = " or ".join([", ".join(suggestions[:-1]), suggestions[-1]] if len(suggestions) > 1 else suggestions)
     return DoesNotFitError(
         f"the model does not fit: it needs {memory_text(_mb(required))} ({breakdown}) of {request.device}, "
-        f"{memory_text(free >> 20)} are free for it; {suggestion} would help",
+        f"{memory_text(free >> 20)} are free for the model; {suggestion} would help",
         required_mb=_mb(required),
         free_mb=free >> 20,
         **numbers,

@@ -71,8 +71,10 @@ class RankError(HelexaError):
 
 
 def end_engine(message: str) -> None:
-    """End this engine process, because the process of a rank ended."""
-    _log.error("engine ends, because the process of a rank ended error=%s", quoted(message))
+    """End this engine process, because a rank or another host is gone."""
+    _log.error(
+        "engine ends, because a rank or another host is gone error=%s; the node starts a new engine", quoted(message)
+    )
     logging.shutdown()
     # An orderly exit could hang, because the main thread may wait in an exchange for the rank that ended.
     os._exit(1)

@@ -107,7 +107,9 @@ class Scheduler:
         Return None if it is accepted.
         """
         if len(self.queues.waiting) >= self.options.max_waiting:
-            return sequence.failure(f"overloaded: {len(self.queues.waiting)} requests already wait; try again later")
+            return sequence.failure(
+                f"overloaded: {len(self.queues.waiting)} requests already wait for the model; try again later"
+            )
         if not sequence.tokens:
             return sequence.failure("the prompt has no tokens; send some text")
         # One output token is included, because the sequence could never continue without the page of this token.

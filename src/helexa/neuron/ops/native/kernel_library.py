@@ -189,7 +189,9 @@ class KernelLibrary:
         """
         count = len(graph) // INSTRUCTION_BYTES
         if self._run(graph, count):
-            raise ValueError(f"a graph of {count} instructions exceeds the limit of {CONSTANTS['MAX_INSTRUCTIONS']}")
+            raise ValueError(
+                f"the graph of a step has {count} kernel calls; the limit is {CONSTANTS['MAX_INSTRUCTIONS']}"
+            )
 
     def call(self, kernel: str, **arguments: Argument) -> None:
         """Run one kernel with `arguments` (see `instruction`), and wait for it."""

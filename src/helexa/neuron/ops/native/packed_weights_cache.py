@@ -142,19 +142,19 @@ class PackedStore(MatrixStore):
             header = msgspec.json.decode(line, type=dict[str, _Entry])
             start = _aligned(len(line))
             if start > total:
-                raise ValueError("the file ends within its header")
+                raise ValueError("the file of packed weights ends within its header")
             mapped = MappedWeights(file, total)
             data = mapped.data[start:]
             matrices: dict[str, PackedMatrix] = {}
             for name, (offset, outputs, columns, number) in header.items():
                 size = self._library.packed_bytes(number, outputs, columns)
                 if offset < 0 or size <= 0 or offset + size > len(data):
-                    raise ValueError(f"matrix {name} lies outside the file")
+                    raise ValueError(f"matrix {name} lies outside the file of packed weights")
                 matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
             # If another process truncated the file, reading a lost page would end this process (SIGBUS). `finish` soon
             # reads and then copies the pages, so one check leaves little time for such a change.
             if os.fstat(file.fileno()).st_size != total:
-                raise ValueError("another process changes the file")
+                raise ValueError("another process changes the file of packed weights")
         # not earlier, because a damaged file must be replaced, and files that are marked as used are not replaced
         mark_used(self._path)
         self._mapped = mapped
@@ -217,7 +217,7 @@ class PackedStore(MatrixStore):
         if shutil.disk_usage(self._path.parent).free < size + _RESERVED or size > _LIMIT:
             raise OSError(
                 f"the packed weights need {size >> 20} MiB; the limit is {_LIMIT >> 20} MiB, "
-                f"and {_RESERVED >> 20} MiB of the disk must stay free"
+                f"and {_RESERVED >> 20} MiB of the disk must stay free; free disk space"
             )
 
 
