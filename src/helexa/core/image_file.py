@@ -27,7 +27,7 @@ class ImageProblem(Exception):
 
     def api_error(self, number: int, param: str | None = None) -> ApiError:
         """Return the 400 error for the image `number` of a request, counted from 1."""
-        return ApiError(400, self.code, f"image {number} of the request {self}", param=param)
+        return ApiError(400, self.code, f"image {number} of the request: {self}", param=param)
 
 
 def check_data_url(url: str, max_bytes: int) -> None:
@@ -40,24 +40,29 @@ def check_data_url(url: str, max_bytes: int) -> None:
     header, comma, data = url[len("data:") :].partition(",")
     media_type, *parameters = (part.strip().lower() for part in header.split(";"))
     if not comma or "base64" not in parameters[-1:]:
-        raise ImageProblem("invalid_image_url", "must be a URL of the form data:image/png;base64,DATA")
+        raise ImageProblem("invalid_image_url", "the image URL must have the form data:image/png;base64,DATA")
     if _ALIASES.get(media_type, media_type) not in MEDIA_TYPES:
         raise ImageProblem(
             "unsupported_image_media_type",
-            f"has the media type {media_type[:80]!r}; supported: {', '.join(MEDIA_TYPES)}",
+            f"the image has the media type {media_type[:80]!r}; send one of {', '.join(MEDIA_TYPES)}",
         )
     content = data.removesuffix("=").removesuffix("=")
     if not content:
-        raise ImageProblem("empty_image_file", "is empty; send the file's bytes after 'base64,'")
+        raise ImageProblem("empty_image_file", "the image is empty; send the file's bytes after 'base64,'")
     if len(data) % 4 or not data.isascii() or content.encode().translate(None, _BASE64):
-        raise ImageProblem("invalid_base64_image", "is not valid base64; encode the file in base64 with padding")
+        raise ImageProblem(
+            "invalid_base64_image", "the image is not valid base64; encode the file in base64 with padding"
+        )
     check_size(len(content) * 3 // 4, max_bytes)
 
 
 def check_size(size: int, max_bytes: int) -> None:
     """Raise an `ImageProblem` if an image file is larger than `max_bytes`."""
     if size > max_bytes:
-        raise ImageProblem("image_too_large", f"is larger than {max_bytes} bytes; shrink it")
+        raise ImageProblem(
+            "image_too_large",
+            f"the image has more than {max_bytes} bytes; send a smaller image, or raise images.max_image_mb",
+        )
 
 
 def to_data_url(data: bytes) -> str:
@@ -68,7 +73,10 @@ def to_data_url(data: bytes) -> str:
     """
     url = data_url(data)
     if url is None:
-        raise ImageProblem("invalid_image_format", "is not a PNG, JPEG, WebP or GIF file; convert it to one")
+        raise ImageProblem(
+            "invalid_image_format",
+            "the image is not a PNG, JPEG, WebP or GIF file; convert the image to one of these formats",
+        )
     return url
 
 

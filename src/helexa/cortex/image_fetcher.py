@@ -184,17 +184,20 @@ class ImageFetcher:
                         response.close()
                     location = _parse(target.decode("utf-8", "replace"), location.url)
                 raise _failed(
-                    f"redirects more than {MAX_REDIRECTS} times; send the URL after the redirects, or a data URL"
+                    f"the image URL redirects more than {MAX_REDIRECTS} times; send the final URL, or a data URL"
                 )
         except TimeoutError:
             raise _failed(
-                f"was not received within {settings.fetch_timeout_secs:g} s; try again, or send a data URL"
+                f"the image was not received within {settings.fetch_timeout_secs:g} s; try again, send a data URL, or "
+                "raise images.fetch_timeout_secs"
             ) from None
         except _AddressError:
-            raise ImageProblem("invalid_image_url", "is at an address that is not public; send a data URL") from None
+            raise ImageProblem(
+                "invalid_image_url", "the image URL leads to an address that is not public; send a data URL"
+            ) from None
         except (UpstreamError, OSError, ValueError) as error:
             log.info("image not fetched error=%s", type(error).__name__)
-            raise _failed("could not be fetched; try again, or send a data URL") from None
+            raise _failed("the image could not be fetched from its URL; try again, or send a data URL") from None
 
     async def _get(self, location: "_Location") -> UpstreamResponse:
         """Send a request over a new connection, and return the response.
@@ -206,7 +209,8 @@ class ImageFetcher:
         if not is_allowed(origin.host, origin.port, self.settings.allowed_hosts):
             raise ImageProblem(
                 "invalid_image_url",
-                f"is at the host {origin.host[:200]!r}, which images.allowed_hosts does not allow; send a data URL",
+                f"the image URL has the host {origin.host[:200]!r}, which images.allowed_hosts does not allow; "
+                "send a data URL",
             )
         loop, timeouts = asyncio.get_running_loop(), Timeouts(self.settings.fetch_timeout_secs, 0)
         try:
@@ -241,7 +245,7 @@ class ImageFetcher:
 
     async def _content(self, response: UpstreamResponse, memory: FetchMemory) -> bytes:
         if response.status != 200:
-            raise _failed(f"could not be fetched: its server answered with status {response.status}; check the URL")
+            raise _failed(f"the server of the image URL answered with status {response.status}; check the URL")
         max_bytes = self.settings.max_bytes
         length = next((value for name, value in response.headers if name == b"content-length"), b"0")
         check_size(int(length), max_bytes)
@@ -279,7 +283,7 @@ def _parse(url: str, base: str = "") -> _Location:
     except ValueError:
         pass
     raise ImageProblem(
-        "invalid_image_url", "has a URL that is malformed, not http(s), or contains credentials; send a data URL"
+        "invalid_image_url", "the image URL is malformed, is not http(s), or contains credentials; send a data URL"
     )
 
 

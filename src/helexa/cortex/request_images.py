@@ -76,12 +76,14 @@ def check_images(body: bytes, limits: ImageLimits) -> CheckedImages:
             if not limits.fetches:
                 problem = ImageProblem(
                     "invalid_image_url",
-                    "is at an http(s) URL, and this gateway fetches no images; send data:image/png;base64,DATA",
+                    "the image has an http(s) URL, and this gateway fetches no images; send data:image/png;base64,DATA",
                 )
                 raise problem.api_error(count, field)
             remote.append(RemoteImage(count, url, detail))
         else:
-            raise ImageProblem("invalid_image_url", "must be a data URL or an http(s) URL").api_error(count, field)
+            raise ImageProblem("invalid_image_url", "the image URL must be a data URL or an http(s) URL").api_error(
+                count, field
+            )
         tokens += image_tokens(url, detail)
     return CheckedImages(PromptImages(count, url_bytes, tokens), tuple(remote))
 

@@ -72,7 +72,9 @@ async def test_data_url_in_a_chat_request_reaches_the_node_unchanged(cortex: Cor
         answer = await client.chat.completions.create(model="Org/M", messages=messages)
         assert (answer.choices[0].message.content, answer.usage and answer.usage.prompt_tokens) == ("Hello", 7)
         assert sent(node)["messages"] == messages
-        with pytest.raises(openai.BadRequestError, match="image 1 of the request is not valid base64") as rejected:
+        with pytest.raises(
+            openai.BadRequestError, match="image 1 of the request: the image is not valid base64"
+        ) as rejected:
             await client.chat.completions.create(model="Org/M", messages=user(TEXT, image("data:image/png;base64,?")))
         assert (rejected.value.code, rejected.value.param) == ("invalid_base64_image", "messages.0.content.1")
         with pytest.raises(openai.BadRequestError, match="fetches no images") as rejected:
@@ -149,8 +151,11 @@ async def test_image_urls_in_a_messages_request_are_fetched(node: FakeNode, serv
         assert sent(node)["messages"][0]["content"] == [TEXT, image(), image()]
         assert sent(node)["messages"][2] == {"role": "tool", "tool_call_id": "t1", "content": [TEXT, image()]}
         for source, problem in (
-            (SOURCE | {"media_type": "image/tiff"}, "image 1 of the request has the media type 'image/tiff'"),
-            ({"type": "url", "url": "http://10.0.0.1/a.png"}, "image 1 of the request is at the host"),
+            (
+                SOURCE | {"media_type": "image/tiff"},
+                "image 1 of the request: the image has the media type 'image/tiff'",
+            ),
+            ({"type": "url", "url": "http://10.0.0.1/a.png"}, "image 1 of the request: the image URL has the host"),
             ({"type": "file", "file_id": "f"}, "must be 'base64' or 'url'"),
         ):
             with pytest.raises(anthropic.BadRequestError, match=problem) as rejected:

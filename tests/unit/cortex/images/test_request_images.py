@@ -85,7 +85,7 @@ def test_request_with_an_invalid_image_is_rejected(body: bytes, code: str, param
 
 
 def test_image_error_names_the_position_of_the_image_and_not_its_url() -> None:
-    with pytest.raises(ApiError, match=r"^image 2 of the request is at an http\(s\) URL") as rejected:
+    with pytest.raises(ApiError, match=r"^image 2 of the request: the image has an http\(s\) URL") as rejected:
         check_images(chat(image(), image(REMOTE)), NO_FETCHES)
     assert "secret" not in str(rejected.value)
 
