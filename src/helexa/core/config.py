@@ -60,7 +60,7 @@ ConfigT = TypeVar("ConfigT", bound=Section)
 def _check_header_secret(secret: SecretStr) -> SecretStr:
     text = secret.get_secret_value()
     if not text or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("a key must be one or more printable ASCII characters without blanks")
+        raise ValueError("an API key must be one or more printable ASCII characters without blanks; correct the key")
     return secret
 
 

@@ -54,7 +54,7 @@ class ModelSource:
         if requested and self.tag and _normalized(requested) != _normalized(self.tag):
             raise _invalid(
                 str(self),
-                f"its quantization differs from quant, which is '{requested[:100]}'; give only one of the two",
+                f"the quantization in this name differs from quant, which is '{requested[:100]}'; give only one",
             )
         return requested or self.tag
 
@@ -84,11 +84,11 @@ class ModelSource:
             return cls(scheme, name)
         if scheme == "pypi":
             if not _PACKAGE.fullmatch(name):
-                raise _invalid(text, "write pypi:package or pypi:package==version")
+                raise _invalid(text, "the name of the package is invalid; write pypi:package or pypi:package==version")
             return cls(scheme, name)
         match = _REPOSITORY.fullmatch(name)
         if ".." in name or match is None:
-            raise _invalid(text, "write org/name or org/name:QUANTIZATION")
+            raise _invalid(text, "the name of the repository is invalid; write org/name or org/name:QUANTIZATION")
         return cls(scheme, match["name"], match["tag"])
 
 

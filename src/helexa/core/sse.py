@@ -90,7 +90,9 @@ class EventParser:
         lines = self._lines.feed(chunk)
         events = [event for line in lines if (event := self._process_line(line.decode("utf-8", "replace")))]
         if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
-            raise ValueError(f"the server sent an event over the limit of {MAX_EVENT_BYTES} bytes")
+            raise ValueError(
+                f"the server sent an event of more than {MAX_EVENT_BYTES} bytes in its stream; see the server's log"
+            )
         return events
 
     def _process_line(self, line: str) -> ServerSentEvent | None:
@@ -140,5 +142,7 @@ class Frames:
                 frames.append(None)
         # Without this limit, a node that never ends a line would fill the gateway's memory.
         if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
-            raise ValueError(f"the server sent an event over the limit of {MAX_EVENT_BYTES} bytes")
+            raise ValueError(
+                f"the server sent an event of more than {MAX_EVENT_BYTES} bytes in its stream; see the server's log"
+            )
         return frames

@@ -61,7 +61,8 @@ def configure(service: str, environ: Mapping[str, str] = os.environ) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise ConfigError(
-            f"{' or '.join(_ENDPOINTS)} is set without OpenTelemetry; run `pip install 'helexa[otel]'` or unset it"
+            f"{' or '.join(_ENDPOINTS)} is set, but OpenTelemetry is not installed; run "
+            "`pip install 'helexa[otel]'`, or unset the variable"
         ) from None
     name = environ.get("OTEL_SERVICE_NAME") or service
     resource = Resource.create({"service.name": name, "service.version": __version__})

@@ -310,7 +310,7 @@ def test_tag_of_the_model_name_selects_the_quantization_that_pull_downloads(hele
     }
     result = helexa("pull", "org/tiny:Q8_0", "--quant", "q4_k_m")
     assert result.returncode == 1
-    assert "its quantization differs from quant" in result.stderr
+    assert "the quantization in this name differs from quant" in result.stderr
 
 
 def test_model_names_without_a_scheme_are_pulled_from_the_configured_hub_and_listed(helexa, hub, tmp_path):

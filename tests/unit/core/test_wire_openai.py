@@ -264,7 +264,7 @@ def test_validation_error_names_the_field() -> None:
     with pytest.raises(ApiError) as caught:
         chat(messages=[USER, {"role": "user", "content": {}}])
     assert caught.value.param == "messages.1.content"
-    assert str(caught.value) == "messages.1.content: must be a string, a list of parts or null"
+    assert str(caught.value) == "messages.1.content: the content of a message must be a string, a list of parts or null"
 
 
 def test_error_about_an_overlong_field_name_shortens_the_name() -> None:

@@ -27,23 +27,27 @@ def _content(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise PydanticCustomError("content", "must be a string, a list of parts or null")
+        raise PydanticCustomError("content", "the content of a message must be a string, a list of parts or null")
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
-            raise PydanticCustomError("content", "part {index} is not an object with a 'type'", {"index": index})
+            raise PydanticCustomError(
+                "content", "part {index} of the content is not an object with a 'type'", {"index": index}
+            )
         if kind in IMAGE_PARTS or kind in _THINKING_PARTS:
             continue
         field = _TEXT_PARTS.get(kind)
         if field is None:
             raise PydanticCustomError(
                 "content",
-                "part {index} is of unknown type '{kind}'; send text or image_url",
+                "part {index} of the content is of unknown type '{kind}'; send text or image_url",
                 {"index": index, "kind": kind[:100]},
             )
         if not isinstance(part.get(field), str):
             raise PydanticCustomError(
-                "content", "part {index} has no '{field}' string; add one", {"index": index, "field": field}
+                "content",
+                "part {index} of the content has no '{field}' string; add one",
+                {"index": index, "field": field},
             )
     return value
 
@@ -56,7 +60,7 @@ def _calls(value: Any) -> _Calls:
     if value is None:
         return None
     if not isinstance(value, list):
-        raise PydanticCustomError("tool_calls", "must be a list or null")
+        raise PydanticCustomError("tool_calls", "the tool calls must be a list or null")
     return [_call(call, index) for index, call in enumerate(value)]
 
 
@@ -65,7 +69,7 @@ def _call(call: Any, index: int) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(name, str) or not name:
         raise PydanticCustomError(
-            "tool_calls", "call {index} must have a 'function' with a 'name' that is not empty", {"index": index}
+            "tool_calls", "tool call {index} must have a 'function' with a 'name' that is not empty", {"index": index}
         )
     call_id = call.get("id")
     named = {} if call_id in (None, "") else {"id": call_id if isinstance(call_id, str) else str(call_id)[:256]}

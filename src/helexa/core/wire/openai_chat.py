@@ -38,13 +38,13 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
         return tool
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise PydanticCustomError("tool", "'function' must be an object")
+        raise PydanticCustomError("tool", "the 'function' of a tool must be an object")
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise PydanticCustomError("tool", "'function.name' must be a string that is not empty")
+        raise PydanticCustomError("tool", "the 'function.name' of a tool must be a string that is not empty")
     for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         if not isinstance(function.get(field), kind | None):
-            message = "'function.{field}' must be {kind} or null"
+            message = "the 'function.{field}' of a tool must be {kind} or null"
             expected = {str: "a string", dict: "an object", bool: "a boolean"}[kind]
             raise PydanticCustomError("tool", message, {"field": field, "kind": expected})
     return tool

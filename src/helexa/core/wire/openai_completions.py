@@ -30,15 +30,15 @@ def _prompts(value: Any) -> list[Prompt]:
     if len(prompts) > MAX_TOTAL_CHOICES:
         raise PydanticCustomError(
             "prompt",
-            "must have at most {maximum} prompts, not {count}; send several requests",
+            "a request must have at most {maximum} prompts, not {count}; send several requests",
             {"maximum": MAX_TOTAL_CHOICES, "count": len(prompts)},
         )
     for index, prompt in enumerate(prompts):
-        place = f"prompt {index} " if len(prompts) > 1 else ""
+        place = f"prompt {index}" if len(prompts) > 1 else "the prompt"
         if not isinstance(prompt, str) and not _is_ids(prompt):
-            raise PydanticCustomError("prompt", "{place}must be a string or a list of token ids", {"place": place})
+            raise PydanticCustomError("prompt", "{place} must be a string or a list of token ids", {"place": place})
         if not prompt:
-            raise PydanticCustomError("prompt", "{place}must not be empty", {"place": place})
+            raise PydanticCustomError("prompt", "{place} must not be empty", {"place": place})
     return prompts
 
 
@@ -85,7 +85,8 @@ class CompletionRequest(GenerationRequest):
         super().reject_unsupported()
         if self.answers > MAX_TOTAL_CHOICES:
             raise invalid_body(
-                f"n: {len(self.prompt)} prompts x {self.n} completions exceed {MAX_TOTAL_CHOICES}; send fewer",
+                f"n: {len(self.prompt)} prompts x {self.n} completions exceed {MAX_TOTAL_CHOICES}; send fewer "
+                "prompts, or a smaller n",
                 "n",
             )
         self.reject("suffix")
@@ -102,7 +103,10 @@ class CompletionRequest(GenerationRequest):
             field = f"prompt.{place}" if len(self.prompt) > 1 else "prompt"
             for index, token in enumerate(prompt if isinstance(prompt, list) else ()):
                 if not 0 <= token < vocab_size:
-                    raise invalid_body(f"{field}.{index}: {token} is not a token id below {vocab_size}", "prompt")
+                    raise invalid_body(
+                        f"{field}.{index}: {token} is not a token id below {vocab_size}, the size of the vocabulary",
+                        "prompt",
+                    )
 
 
 class CompletionLogprobs(TypedDict):

@@ -331,7 +331,9 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
         """
         for token in self.logit_bias or {}:
             if not 0 <= token < vocab_size:
-                raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
+                raise invalid_body(
+                    f"logit_bias.{token}: not a token id below {vocab_size}, the size of the vocabulary", "logit_bias"
+                )
 
     def limited_by_logprobs(self, prompt: int, limit: int) -> int:
         """Return an output limit for at most `MAX_LOGPROBS` log-probabilities.

@@ -69,10 +69,10 @@ def input_items(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise PydanticCustomError("input", "must be a string or a list of at least one item")
+        raise PydanticCustomError("input", "the input must be a string or a list of at least one item")
     for index, item in enumerate(value):
         if not isinstance(item, dict):
-            raise PydanticCustomError("input", "item {index} is not an object", {"index": index})
+            raise PydanticCustomError("input", "item {index} of the input is not an object", {"index": index})
     return value
 
 

@@ -62,7 +62,8 @@ class TokenizeRequest(WireRequest):
         if self.messages is not None and self.add_special_tokens:
             raise unsupported_parameter(
                 "add_special_tokens",
-                "'add_special_tokens' cannot be true with 'messages': the chat template adds them; leave it out",
+                "'add_special_tokens' cannot be true with 'messages': the chat template adds special tokens; "
+                "leave the field out",
             )
         check_tools(self.tools or ())
         if self.extra("chat_template"):
@@ -105,17 +106,21 @@ def _inputs(value: Any) -> list[str | list[int]]:
         value = [value]
     if not isinstance(value, list) or not value:
         raise PydanticCustomError(
-            "input", "must be a string, a list of token ids, or a list of strings or of lists of token ids"
+            "input", "the input must be a string, a list of token ids, or a list of strings or of lists of token ids"
         )
     if len(value) > MAX_INPUTS:
-        raise PydanticCustomError("input", "has more than {most} texts; send several requests", {"most": MAX_INPUTS})
+        raise PydanticCustomError(
+            "input", "the input has more than {most} texts; send several requests", {"most": MAX_INPUTS}
+        )
     for index, item in enumerate(value):
         if not isinstance(item, str) and not _is_ids(item):
             raise PydanticCustomError(
-                "input", "item {index} is neither a string nor a list of token ids", {"index": index}
+                "input", "item {index} of the input is neither a string nor a list of token ids", {"index": index}
             )
         if not item:
-            raise PydanticCustomError("input", "item {index} is empty; leave it out", {"index": index})
+            raise PydanticCustomError(
+                "input", "item {index} of the input is empty; leave this item out", {"index": index}
+            )
     return value
 
 
