@@ -243,7 +243,7 @@ class ValidatingTransport:
         if not isinstance(method, str):
             raise invalid_request("'method' must be a string; name the method to call")
         if not isinstance(message.get("params", {}), dict | None):
-            raise invalid_request("'params' must be a JSON object")
+            raise invalid_request("the 'params' of a message must be a JSON object or null")
         _request.set(None)
         if "id" not in message:
             if method != CANCEL_METHOD:
@@ -252,11 +252,13 @@ class ValidatingTransport:
             return None
         id = message["id"]
         if isinstance(id, bool) or not isinstance(id, int | str):
-            raise invalid_request("'id' must be a number or a string")
+            raise invalid_request("the 'id' of a request must be a number or a string")
         if id in self._requests:
             raise invalid_request(f"a request with the 'id' {str(id)[:100]} is not answered yet; use another 'id'")
         if len(self._requests) >= MAX_REQUESTS:
-            raise RpcError(-32603, f"too many requests: {MAX_REQUESTS} requests are unanswered; wait for responses")
+            raise RpcError(
+                -32603, f"too many requests: {MAX_REQUESTS} earlier requests are unanswered; wait for their responses"
+            )
         self._requests[id] = request = Request(id)
         _request.set(request)
         return message

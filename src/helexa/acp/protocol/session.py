@@ -261,7 +261,7 @@ class Session:
         _, running = await asyncio.wait({turn}, timeout=CANCEL_TIMEOUT_S)
         if running and abandoned is not None and not abandoned.done():
             logger.error(
-                "turn not ended after its cancellation session=%s waited_secs=%g; the session waits no longer",
+                "canceled turn still runs session=%s waited_secs=%g; the session accepts new prompts nevertheless",
                 *(self.id, CANCEL_TIMEOUT_S),
             )
             abandoned.set_result(None)

@@ -238,7 +238,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             remaining_bytes -= len(chunk)
             if remaining_bytes < 0:
-                raise _ResponseTooLarge(f"the response has more than {MAX_BYTES >> 20} MiB")
+                raise _ResponseTooLarge(f"the endpoint's response has more than {MAX_BYTES >> 20} MiB")
             yield chunk
 
     async def aclose(self) -> None:
@@ -264,7 +264,9 @@ def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
     async def limit_response(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise httpx2.DecodingError(
-                "the response is compressed, although the request forbids compression", request=response.request
+                f"{endpoint.name} sent a compressed response, although the request forbids compression; turn off "
+                "compression in the server or its proxy",
+                request=response.request,
             )
         response.stream = _LimitedStream(cast(httpx2.AsyncByteStream, response.stream))
 

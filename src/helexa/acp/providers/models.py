@@ -217,7 +217,7 @@ def model_cards(body: Any) -> list[ModelCard]:
     """
     entries = body.get("data", body.get("models")) if isinstance(body, dict) else body
     if not isinstance(entries, list):
-        raise ValueError("the response is not a list of models")
+        raise ValueError("the endpoint's response is not a list of models")
     cards = [card for entry in entries[:MAX_MODELS] if isinstance(entry, dict) and (card := _card(entry))]
     return list({card.id: card for card in cards}.values())
 

@@ -149,9 +149,9 @@ def _read_json(text: str) -> Any:
         raise ValueError("the JSON is nested too deeply") from None
     surplus = "".join(text[end:].split())
     if surplus.strip("}") or len(surplus) > MAX_SURPLUS_BRACES:
-        raise ValueError(f"unexpected text after the end: {surplus[:20]!r}")
+        raise ValueError(f"unexpected text after the end of the JSON value: {surplus[:20]!r}")
     return value
 
 
 def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+    raise ValueError(f"the JSON contains {constant}, which is not a JSON value; write a number or null")

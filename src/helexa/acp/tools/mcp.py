@@ -109,7 +109,9 @@ class McpConnection:
             async with asyncio.timeout(_START_SECONDS):
                 await opened
         except TimeoutError as error:
-            raise ToolError(f"no answer of the server within {_START_SECONDS:g} s; check its command or URL") from error
+            raise ToolError(
+                f"the server did not answer within {_START_SECONDS:g} s; check the command or URL of this MCP server"
+            ) from error
         finally:
             if self._client is None:
                 await self.close()
@@ -159,7 +161,9 @@ class McpConnection:
         except Exception as error:  # any exception is a failure of this server
             if opened.done():
                 _LOG.warning(
-                    "tool server (MCP) has ended server=%r error=%r; new sessions restart it", self.name, _reason(error)
+                    "MCP server has ended server=%r error=%r; open a new session to restart this server",
+                    self.name,
+                    _reason(error),
                 )
             else:
                 opened.set_exception(ToolError(_reason(error)))

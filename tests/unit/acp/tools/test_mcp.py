@@ -84,7 +84,8 @@ async def test_mcp_server_that_does_not_respond_times_out(workplace: Any, monkey
     marker = workplace.folder / "pid"
     async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; cat >/dev/null; exit"))]):
         assert workplace.box.warnings == (
-            "The MCP server mute cannot be used: no answer of the server within 0.1 s; check its command or URL",
+            "The MCP server mute cannot be used: the server did not answer within 0.1 s; "
+            "check the command or URL of this MCP server",
         )
     assert not marker.exists() or not Path(f"/proc/{marker.read_text().strip()}").exists()
 
