@@ -48,20 +48,20 @@ class Parameter:
         """
         if not text:
             if self.required:
-                raise _wrong(name, "is required")
+                raise _wrong(name, f"the parameter '{name}' is required; add the parameter to the URL")
             return self.default
         if len(text) > _LONGEST or "\0" in text:
-            raise _wrong(name, f"has {len(text)} characters; it must have at most {_LONGEST}, and no NUL")
+            raise _wrong(name, f"'{name}' has {len(text)} characters; send at most {_LONGEST}, and no NUL")
         if self.choices and text not in self.choices:
-            raise _wrong(name, f"must be one of {', '.join(self.choices)}; the request has {text[:80]!r}")
+            raise _wrong(name, f"'{name}' must be one of {', '.join(self.choices)}; the request has {text[:80]!r}")
         if self.kind == "boolean":
             if text.lower() not in _BOOLEANS:
-                raise _wrong(name, f"must be true or false; the request has {text[:80]!r}")
+                raise _wrong(name, f"'{name}' must be true or false; the request has {text[:80]!r}")
             return _BOOLEANS[text.lower()]
         if self.kind == "integer":
             if not (text.isascii() and text.isdigit() and self.least <= int(text) <= self.most):
                 raise _wrong(
-                    name, f"must be an integer from {self.least} to {self.most}; the request has {text[:80]!r}"
+                    name, f"'{name}' must be an integer from {self.least} to {self.most}; the request has {text[:80]!r}"
                 )
             return int(text)
         return text
@@ -98,7 +98,7 @@ def read_query(arguments: Mapping[str, str], parameters: Parameters) -> dict[str
 
 
 def _wrong(name: str, problem: str) -> ApiError:
-    return ApiError(400, "invalid_parameter", f"'{name}' {problem}", param=name)
+    return ApiError(400, "invalid_parameter", problem, param=name)
 
 
 _TARGET = Parameter("Name of a target")

@@ -96,7 +96,7 @@ def test_export_of_runs_contains_every_run_once(site):
         ("runs?limit=5001", 400, "'limit' must be an integer from 1 to 5000"),
         ("runs?limit=-1", 400, "'limit'"),
         ("runs?ok=maybe", 400, "'ok' must be true or false"),
-        ("series?model=x", 400, "'scenario' is required"),
+        ("series?model=x", 400, "the parameter 'scenario' is required"),
         ("series?model=x&scenario=y", 404, "no scenario is called 'y'"),
         ("series?model=x&scenario=y&metric=z", 400, "'metric' must be one of"),
         ("compare?a=nosuch&b=@beast", 404, "no build is called 'nosuch'"),

@@ -175,8 +175,10 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _wrong_version(path: Path, version: int) -> StoreError:
-    advice = "update this helexa" if version > SCHEMA_VERSION else "measure into a new file"
-    return StoreError(f"{path} has schema version {version}, this helexa uses {SCHEMA_VERSION}; {advice}")
+    advice = "update this helexa" if version > SCHEMA_VERSION else "set bench.db_path to a new file"
+    return StoreError(
+        f"the database {path} has schema version {version}, but this helexa uses {SCHEMA_VERSION}; {advice}"
+    )
 
 
 def _statements(script: str) -> list[str]:
