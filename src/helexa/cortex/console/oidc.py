@@ -139,7 +139,9 @@ class Provider:
             raise HelexaError("the sign-in was not started in this browser, or took too long; start the sign-in again")
         if "code" not in request.query_params:
             answer = request.query_params.get("error", "without a code")[:100]
-            raise HelexaError(f"the provider answered {answer!r}; sign in again, or see the provider's log")
+            raise HelexaError(
+                f"the identity provider answered the sign-in with {answer!r}; sign in again, or see the provider's log"
+            )
         metadata = await self._metadata(settings)
         claims = await _claims(settings, metadata, attempt, request.query_params["code"])
         return principal_of(settings, claims)
@@ -151,8 +153,8 @@ class Provider:
         metadata = await _get(f"{settings.issuer}/.well-known/openid-configuration")
         if str(metadata.get("issuer", "")).rstrip("/") != settings.issuer:
             raise HelexaError(
-                f"the provider's configuration names the issuer {str(metadata.get('issuer'))[:200]!r}; correct "
-                "console.oidc.issuer"
+                f"the identity provider names its issuer {str(metadata.get('issuer'))[:200]!r}, but "
+                f"console.oidc.issuer is {settings.issuer!r}; correct console.oidc.issuer"
             )
         self._known = (time.time() + METADATA_SECS, metadata)
         return metadata
@@ -181,11 +183,14 @@ def principal_of(settings: OidcSection, claims: dict[str, Any]) -> Principal:
     account = claims.get(settings.account_claim)
     if not isinstance(account, str) or not _ACCOUNT.fullmatch(account):
         raise HelexaError(
-            f"the claim {settings.account_claim!r} is missing, or is not a name that helexa can use; "
-            "change console.oidc.account_claim"
+            f"the claim {settings.account_claim!r} of the identity provider is missing, or is not a name that "
+            "helexa can use; change console.oidc.account_claim"
         )
     if settings.account_claim == "email" and claims.get("email_verified") is not True:
-        raise HelexaError("the provider has not verified the e-mail address; verify it there, and sign in again")
+        raise HelexaError(
+            "the identity provider has not verified the e-mail address of this account; verify the address with the "
+            "provider, and sign in again"
+        )
     if settings.account_claim in _CASELESS_CLAIMS:
         account = account.lower()  # one user must not have two accounts, with a budget each
     role: Role | None = (
@@ -226,11 +231,15 @@ def check_extra(settings: OidcSection | None) -> None:
     try:
         import authlib.integrations.httpx_client  # noqa: F401
     except ImportError as error:
-        raise HelexaError("sign-in with OpenID Connect needs Authlib: pip install 'helexa[oidc]'") from error
+        raise HelexaError(
+            "[console.oidc] is configured, but Authlib is not installed; run `pip install 'helexa[oidc]'`"
+        ) from error
 
 
 def _failed(error: HelexaError) -> Response:
-    log.warning("sign-in with OpenID Connect failed error=%s", quoted(error))
+    log.warning(
+        "sign-in with OpenID Connect failed error=%s; the browser shows only that the sign-in failed", quoted(error)
+    )
     return RedirectResponse("/#/sign-in-failed", 303, {"cache-control": "no-store"})
 
 
@@ -259,7 +268,7 @@ async def _claims(settings: OidcSection, metadata: dict[str, Any], attempt: _Att
         claims.validate(leeway=_LEEWAY_SECS)
     except (OAuth2Error, HTTPError, JoseError, KeyError, ValueError) as error:
         raise HelexaError(
-            f"the provider's token is not accepted ({type(error).__name__}: {error}); "
+            f"the identity provider's token is not accepted ({type(error).__name__}: {error}); "
             "check console.oidc.client_id and this machine's clock"
         ) from error
     return dict(claims)
