@@ -105,7 +105,9 @@ def test_batch_results_and_agent_sessions_work_on_a_drive_without_file_locks(tmp
 async def test_sqlite_ledger_on_a_drive_without_file_locks_is_rejected_with_advice(tmp_path: Path) -> None:
     database = await open_sqlite(str(tmp_path / "cortex.db"))
     try:
-        with pytest.raises(HelexaError, match="cannot be locked: Function not implemented; move it to a file system"):
+        with pytest.raises(
+            HelexaError, match="cannot be locked: Function not implemented; move the ledger to a file system"
+        ):
             await database.claim()
     finally:
         await database.close()

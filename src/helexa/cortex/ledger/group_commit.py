@@ -348,8 +348,8 @@ class GroupCommit:
             written = False
         if not written:
             log.warning(
-                "gateway registers again in the ledger gateway=%d; open reservations are charged in full until their "
-                "requests end",
+                "batch not written to the ledger, so the gateway registers again gateway=%d; open reservations are "
+                "charged in full until their requests end",
                 self.budgets.gateway,
             )
             batch.reject()

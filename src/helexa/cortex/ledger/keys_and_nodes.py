@@ -296,7 +296,9 @@ class NodeStore(_Store[JoinedNode]):
             (row,) = await sql.fetch("SELECT COUNT(*) AS count FROM nodes")
             if row["count"] >= MAX_NODES:
                 raise ApiError(
-                    409, "too_many_nodes", f"{MAX_NODES} nodes have joined; remove one with `cortex nodes remove`"
+                    409,
+                    "too_many_nodes",
+                    f"{MAX_NODES} nodes have joined, the limit; remove one with `cortex nodes remove`",
                 )
             await sql.execute(
                 "INSERT INTO nodes (name, endpoint, bearer, joined_at) VALUES ($1, $2, $3, $4)",
@@ -322,7 +324,9 @@ def invalid_invitation() -> ApiError:
 
 def node_exists(name: str) -> ApiError:
     """Return the 409 error for a join with the name or address of the node `name`."""
-    message = f"node '{name}' has this name or address; choose another --name, or run `cortex nodes remove {name}`"
+    message = (
+        f"node '{name}' already has this name or address; choose another --name, or run `cortex nodes remove {name}`"
+    )
     return ApiError(409, "node_exists", message, param="name")
 
 

@@ -68,7 +68,7 @@ def test_error_of_an_invalid_invitation_names_the_option(
         invite(config=config, **arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "message"), [("fixed", "remove it there"), ("other", "no node named 'other'")])
+@pytest.mark.parametrize(("name", "message"), [("fixed", "remove the node there"), ("other", "no node named 'other'")])
 def test_configured_or_unknown_node_cannot_be_removed_by_the_command(config: Path, name: str, message: str) -> None:
     with pytest.raises(HelexaError, match=message):
         remove(name, config=config)

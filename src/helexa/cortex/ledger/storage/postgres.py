@@ -14,7 +14,9 @@ from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError,
 try:
     import asyncpg
 except ImportError as error:
-    raise ConfigError("a ledger in PostgreSQL needs asyncpg: pip install 'helexa[postgres]'") from error
+    raise ConfigError(
+        "a ledger in PostgreSQL needs asyncpg, which is not installed; run `pip install 'helexa[postgres]'`"
+    ) from error
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
@@ -178,7 +180,7 @@ def _description(error: Exception) -> str:
         return "the ledger's PostgreSQL is read-only; set ledger.url to the primary server"
     if isinstance(error, asyncpg.PostgresError):
         return f"the ledger's PostgreSQL reported an error: {type(error).__name__}: {error}; see the log of PostgreSQL"
-    return f"the ledger's PostgreSQL does not answer: {type(error).__name__}; start it, or check ledger.url"
+    return f"the ledger's PostgreSQL does not answer: {type(error).__name__}; start PostgreSQL, or check ledger.url"
 
 
 class _Postgres(Database):

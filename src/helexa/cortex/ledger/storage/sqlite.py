@@ -184,7 +184,8 @@ class _Sqlite(Database):
         except OSError as error:  # without a lock, two gateways could spend the same budget twice
             os.close(lock)
             raise HelexaError(
-                f"the ledger {self._file} cannot be locked: {error.strerror}; move it to a file system with file locks"
+                f"the ledger {self._file} cannot be locked: {error.strerror}; move the ledger to a file "
+                "system with file locks"
             ) from error
         self._lock_descriptor = lock
         return self._file
