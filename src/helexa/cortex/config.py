@@ -160,7 +160,10 @@ class WindowSection(config.Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.kind == "rolling") != (self.seconds > 0):
-            raise ValueError("a rolling window needs 'seconds'; a balance must not have 'seconds'")
+            raise ValueError(
+                f"the window has the kind '{self.kind}' and seconds = {self.seconds}; a 'rolling' window needs "
+                "'seconds' above 0, and a 'balance' must not have 'seconds'"
+            )
         return self
 
 

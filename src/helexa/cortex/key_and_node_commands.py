@@ -47,7 +47,7 @@ _KEY_HEADINGS = (
 _INVITATION_PROBLEMS = {
     "name": "--name is not a name for a node; use at most 63 letters, digits, dots, underscores and hyphens",
     "networks": "--network is not a network; write it like 10.1.0.0/16",
-    "expires_secs": "--expires is longer than 7d",
+    "expires_secs": "--expires is longer than 7d; give at most 7d",
 }
 _NODE_HEADINGS = ("NODE", "ENDPOINT", "KIND", "SOURCE", "JOINED")
 
@@ -312,7 +312,7 @@ def remove(name: str, /, *, config: Config = Path("cortex.toml")) -> None:
     settings = load(config)
     if not _with_ledger(settings, lambda database: NodeStore(database).remove(name)):
         if any(neuron.name == name for neuron in settings.neurons):
-            raise ConfigError(f"node '{printable(name)}' is defined in {config}; remove it there")
+            raise ConfigError(f"node '{printable(name)}' is defined in {config}; remove the node there")
         raise HelexaError(f"no node named '{printable(name)}' has joined; `cortex nodes list` shows the nodes")
     print(f"node '{name}' is removed; running gateways send it no more requests within a second")
 

@@ -48,7 +48,9 @@ class FailedAttempts:
         """Raise ApiError 429 if the client has failed too often."""
         if (excess := self._count(_network(client)) + 1 - ATTEMPTS_PER_MINUTE) > 0:
             secs = max(1, math.ceil(excess * 60 / ATTEMPTS_PER_MINUTE))
-            raise overloaded(f"too many failed attempts to join; try again in {secs} s", secs, status=429)
+            raise overloaded(
+                f"too many attempts to join from this address have failed; try again in {secs} s", secs, status=429
+            )
 
     def failed(self, client: str) -> None:
         """Count a failed attempt. Above `_MAX_CLIENTS` clients, forget the oldest failure."""

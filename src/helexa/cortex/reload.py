@@ -101,7 +101,7 @@ class Reloader:
             self._apply(config, catalog)
             catalogs.log_unknown_targets(catalog, config.models_config)
         except HelexaError as error:
-            log.error("reload failed error=%s; the configuration is unchanged", quoted(error))
+            log.error("reload failed error=%s; the gateway keeps its present configuration", quoted(error))
             return
         changed = [*differences(self._config, config), *differences(self._catalog, catalog)]
         self._config, self._catalog = config, catalog
@@ -124,7 +124,7 @@ class Reloader:
         config = configs.load(self._path)
         # A missing catalog is valid, but an existing catalog may be missing only while an editor replaces the file.
         if self._catalog.models and not config.models_config.exists():
-            raise ConfigError(f"{config.models_config} does not exist; create it, or change models_config")
+            raise ConfigError(f"{config.models_config} does not exist; create this file, or change models_config")
         return config, catalogs.load(config.models_config), is_complete
 
     def _stamps(self) -> list[_Stamp]:
@@ -172,7 +172,7 @@ def check_exposure(
             _check_terms(f"the key of '{name}'", former, key)
         elif not is_complete and key is entitlements.keys[-1]:
             raise ConfigError(
-                f"the new key of '{name}' may be incomplete: cortex.toml does not end with a line break; add it"
+                f"the new key of '{name}' may be incomplete: cortex.toml does not end with a line break; add one"
             )
     if previous.console.oidc is not None and current.console.oidc is not None:
         _check_terms("console.oidc", previous.console.oidc, current.console.oidc)

@@ -176,7 +176,12 @@ async def _forward(
             if may_retry(outcomes):
                 fallback = route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes, requester=requester)
             retry_on = fallback.node if fallback else "-"
-            log.warning("request failed node=%s retry_on=%s error=%s", target.node, retry_on, quoted(error))
+            log.warning(
+                "request failed on a node node=%s retry_on=%s error=%s; the node in retry_on gets the request next",
+                target.node,
+                retry_on,
+                quoted(error),
+            )
             # If the node no longer has the model (`gone`), load the model again, but only once. A node that loses the
             # model after each load must not make the request wait forever.
             if fallback is None and error.outcome == "gone" and outcomes.count("gone") == 1:

@@ -83,7 +83,9 @@ class RateLimitPermit:
         if wait := usage.tokens.wait(principal.tokens_per_minute, tokens):
             wait = max(wait, usage.requests.wait(principal.requests_per_minute, 1))
             raise _limit_error(
-                f"{principal.tokens_per_minute} tokens a minute, and this request may take {tokens}", wait
+                f"this API key is limited to {principal.tokens_per_minute} tokens a minute, and this request may "
+                f"take {tokens}",
+                wait,
             )
         self._reserved = tokens
         usage.tokens.used += tokens
@@ -145,9 +147,9 @@ class RateLimiter:
             return RateLimitPermit(self._clock)
         usage = self._usage(principal)
         if principal.concurrency is not None and usage.running >= principal.concurrency:
-            raise _limit_error(f"{principal.concurrency} requests at a time", 1.0)
+            raise _limit_error(f"this API key is limited to {principal.concurrency} requests at a time", 1.0)
         if wait := usage.requests.wait(principal.requests_per_minute, 1):
-            raise _limit_error(f"{principal.requests_per_minute} requests a minute", wait)
+            raise _limit_error(f"this API key is limited to {principal.requests_per_minute} requests a minute", wait)
         usage.running += 1
         usage.requests.used += 1
         return RateLimitPermit(self._clock, principal, usage)
@@ -176,7 +178,7 @@ def _unlimited(principal: Principal) -> bool:
 def _limit_error(limit: str, wait: float) -> ApiError:
     retry_after = max(1, math.ceil(wait))
     return overloaded(
-        f"this API key is limited to {limit}; try again in {retry_after} s, or have an admin raise this limit",
+        f"{limit}; try again in {retry_after} s, or have an admin raise this limit",
         retry_after,
         status=429,
     )

@@ -115,11 +115,13 @@ class Blocks:
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
-            raise malformed("a tool call is not a JSON object")
+            raise malformed("a tool call in the response is not a JSON object")
         name, arguments, call_id = function.get("name"), function.get("arguments"), delta.get("id")
         name, call_id = (value if isinstance(value, str) else "" for value in (name, call_id))
         if len(name) + len(call_id) > MAX_NAME_CHARS:
-            raise malformed(f"the name and id of a tool call have more than {MAX_NAME_CHARS} characters")
+            raise malformed(
+                f"the name and id of a tool call in the response have more than {MAX_NAME_CHARS} characters"
+            )
         block = self._call_block(delta.get("index"), name, call_id)
         block.name, block.id = block.name or name, block.id or call_id
         if isinstance(arguments, dict):
@@ -235,4 +237,6 @@ class Blocks:
     def _count_chars(self, chars: int) -> None:
         self._buffered_chars += chars
         if self._buffered_chars > MAX_BUFFERED_CHARS:
-            raise malformed(f"more than {MAX_BUFFERED_CHARS} characters wait for the end of a tool call")
+            raise malformed(
+                f"the response has more than {MAX_BUFFERED_CHARS} characters in and after an unfinished tool call"
+            )

@@ -225,7 +225,7 @@ def to_message(
     choice = first_choice(chat)
     message = None if choice is None else choice.get("message")
     if choice is None or not isinstance(message, dict):
-        raise malformed("the first choice has no message")
+        raise malformed("the first choice of the response has no message")
     content = _content(message)
     called = any(block["type"] == "tool_use" for block in content)
     reason, sequence = stop_reason(
@@ -275,7 +275,7 @@ def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _tool_use(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise malformed("a tool call has no function")
+        raise malformed("a tool call in the response has no function")
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(arguments, dict | str):
         arguments = ""

@@ -107,5 +107,5 @@ class SignIn(AdminRequest):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.key is None) == (self.link is None):
-            raise ValueError("the request needs either 'key' or 'link'")
+            raise ValueError("the request needs either 'key' or 'link'; send exactly one of them")
         return self

@@ -134,7 +134,7 @@ class BackendAnswer:
             return convert_completion(body, self._new_choice, chat=self._chat)
         completion, _ = read_completion(body)
         if not self._chat:
-            raise malformed("the request asked for an event stream, but the response is none")
+            raise malformed("the response is not an event stream, although the request asked for one")
         return as_stream(converted_completion(completion, self._new_choice, chat=True))
 
     async def _joined(self, stream: BackendStream, first: bytes) -> bytes:

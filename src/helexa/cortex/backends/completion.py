@@ -167,7 +167,7 @@ def _chat_choice(choice: Json, index: int, state: Choice) -> Json:
     if not isinstance(message, dict):
         text = choice.get("text")
         if not isinstance(text, str):
-            raise malformed("a choice has no message")
+            raise malformed("a choice of the response has no message")
         message = {"content": text}
     message = {"role": "assistant", "content": None} | {
         name: value for name, value in state.convert(message, whole=True).items() if name != "role"

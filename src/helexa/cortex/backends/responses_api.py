@@ -262,7 +262,7 @@ class ResponsesAnswer:
     def _count_waiting(self, text: str) -> None:
         self._waiting_chars += len(text)
         if self._waiting_chars > MAX_WAITING_CHARS:
-            raise malformed(f"more than {MAX_WAITING_CHARS} characters wait for the end of a tool call")
+            raise malformed(f"the response has more than {MAX_WAITING_CHARS} characters after an unfinished tool call")
 
     def _read_call(self, delta: dict[str, Any]) -> list[Event]:
         function = delta.get("function") or {}

@@ -126,7 +126,11 @@ class Proxy:
                     # Some servers answer 200 with an error as the body or first event. Nothing was sent to the client
                     # yet, so another node can answer.
                     self._fleet.busy(node, model)
-                    raise NoResponse("HTTP 200 with an error", "failed", read_error(502, _json(first_chunk)))
+                    raise NoResponse(
+                        "the node answered HTTP 200 with an error in the body",
+                        "failed",
+                        read_error(502, _json(first_chunk)),
+                    )
                 # This node answers, so the request was not the cause of the errors of the nodes that were tried before.
                 # These errors therefore count against the nodes.
                 for failed_node in record.failed_nodes:
@@ -228,7 +232,7 @@ class Proxy:
                 self._fleet.struck(record.node, record.model, record.requester)
                 raise
             self._fleet.busy(record.node, record.model)
-            raise NoResponse("HTTP 200 with an error", "failed", error) from error
+            raise NoResponse("the node answered HTTP 200 with an error in the body", "failed", error) from error
 
     def _usage_id(self) -> str:
         """Return a new unguessable id, under which a node stores token counts."""

@@ -122,7 +122,7 @@ def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
 def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> NoReturn:
     """Raise `NoResponse`, because a proxy answered instead of the node."""
     node, status = record.node, node_response.status
-    text = f"HTTP {status} from a proxy or another server"
+    text = f"a proxy or another server answered HTTP {status} instead of the node"
     if status != 504:
         count_failure(fleet, record, silent=False)
         raise NoResponse(text, "broken", unreachable(node))

@@ -215,7 +215,7 @@ class TranslatedReply(Reply):
             raise malformed(
                 "the response is an event stream, but the request did not ask for one"
                 if streamed
-                else "the request asked for an event stream, but the response is none"
+                else "the response is not an event stream, although the request asked for one"
             )
         if streamed:
             self._translator = self.new_translator()

@@ -116,7 +116,7 @@ class ToolCalls:
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
-            raise malformed("a tool call is not a JSON object")
+            raise malformed("a tool call in the response is not a JSON object")
         index = delta.get("index")
         if type(index) is not int:
             index = len(self._calls) - (0 if function.get("name") else 1)

@@ -40,7 +40,7 @@ def _seconds(value: Any) -> float | None:
         elif re.fullmatch(r"[+-]?\d+", value, re.ASCII):
             value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise PydanticCustomError("duration", "must be a number of seconds, or a duration such as '5m'")
+        raise PydanticCustomError("duration", "the time must be a number of seconds, or a duration such as '5m'")
     return float(max(-_MAX_SECS, min(value, _MAX_SECS)))
 
 

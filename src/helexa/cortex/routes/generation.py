@@ -62,7 +62,10 @@ class Generation:
         except asyncio.CancelledError:  # only the server cancels this task, when its grace period for open streams ends
             failure = shutting_down()
         except Exception:
-            log.exception("request failed with an internal error path=%s", record.api)
+            log.exception(
+                "request failed with an internal error path=%s; the client gets 500 or an incomplete response",
+                record.api,
+            )
             failure = internal_error()
         if failure is not None:
             record.failed = True

@@ -142,7 +142,12 @@ def _read_number(request: Request, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ApiError(400, "invalid_parameter", f"'{name}' must be a non-negative integer", param=name)
+        raise ApiError(
+            400,
+            "invalid_parameter",
+            f"'{name}' must be a non-negative integer of at most 15 digits, not {text[:80]!r}",
+            param=name,
+        )
     return int(text)
 
 
@@ -168,13 +173,20 @@ async def get_usage(request: Request) -> Response:
     days = _read_number(request, "days")
     days = DEFAULT_DAYS if days is None else days
     if not 1 <= days <= MAX_DAYS:
-        raise ApiError(400, "invalid_parameter", f"'days' must be an integer from 1 to {MAX_DAYS}", param="days")
+        raise ApiError(
+            400, "invalid_parameter", f"'days' must be an integer from 1 to {MAX_DAYS}, not {days}", param="days"
+        )
     groups = [name for name in query.get("by", ",".join(DEFAULT_GROUPS)).split(",") if name]
     if len(set(groups)) != len(groups) or not set(groups) <= set(GROUPS):
         raise ApiError(400, "invalid_parameter", f"'by' must list different names of {', '.join(GROUPS)}", param="by")
     format = query.get("format", "json")
     if format not in _FORMATS:
-        raise ApiError(400, "invalid_parameter", f"'format' must be one of {', '.join(_FORMATS)}", param="format")
+        raise ApiError(
+            400,
+            "invalid_parameter",
+            f"'format' must be one of {', '.join(_FORMATS)}, not {format[:80]!r}",
+            param="format",
+        )
     filters = {"account_id": _account_filter(request), "key_id": query.get("key_id"), "model": query.get("model")}
     today = int(time.time()) // _DAY_SECS
     by_model = [*dict.fromkeys((*groups, "model"))]  # also sum by model, because each model has its own price
@@ -245,8 +257,12 @@ async def get_history(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     by = request.query_params.get("by", "fleet")
     if by not in get_args(By):
-        raise ApiError(400, "invalid_parameter", f"'by' must be one of {', '.join(get_args(By))}", param="by")
+        raise ApiError(
+            400, "invalid_parameter", f"'by' must be one of {', '.join(get_args(By))}, not {by[:80]!r}", param="by"
+        )
     limit = _read_number(request, "limit")
     if limit is not None and not 1 <= limit <= MAX_LIMIT:
-        raise ApiError(400, "invalid_parameter", f"'limit' must be an integer from 1 to {MAX_LIMIT}", param="limit")
+        raise ApiError(
+            400, "invalid_parameter", f"'limit' must be an integer from 1 to {MAX_LIMIT}, not {limit}", param="limit"
+        )
     return JsonResponse(gateway.history.report(cast("By", by), limit or DEFAULT_LIMIT))

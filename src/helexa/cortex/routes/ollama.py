@@ -272,7 +272,7 @@ def _line(value: object) -> bytes:
 def _pull_failure(state: NodePull) -> ApiError:
     pull = state.pull
     reason = "the download was canceled" if pull.status == "canceled" else pull.error or "the download failed"
-    return ApiError(502, "pull_failed", f"model '{pull.model[:200]}' on node '{state.node}': {reason}")
+    return ApiError(502, "pull_failed", f"node '{state.node}' has not downloaded model '{pull.model[:200]}': {reason}")
 
 
 def _check_right(gateway: Gateway, principal: Principal | None) -> None:

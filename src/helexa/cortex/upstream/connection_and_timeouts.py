@@ -367,7 +367,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Store one response header. Fail if the headers are too long."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MAX_HEADER_BYTES:
-            raise ValueError(f"the response headers exceed {_MAX_HEADER_BYTES} bytes")
+            raise ValueError(f"the headers of the node's response exceed {_MAX_HEADER_BYTES} bytes")
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:

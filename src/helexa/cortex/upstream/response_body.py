@@ -73,7 +73,7 @@ def _exact(text: str) -> Any:
 
 
 def _reject_constant(name: str) -> Never:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"the JSON contains {name}, which is not a JSON value")
 
 
 def malformed(problem: str) -> ApiError:

@@ -368,11 +368,11 @@ def test_stream_with_too_much_content_during_tool_calls_ends_with_an_error(monke
     monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
     unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
     assert (
-        "wait for the end of a tool call"
+        "characters in and after an unfinished tool call"
         in sse_events.failure(translated(unfinished, *[calls(call_delta(0, "x" * 99))] * 200))["message"]
     )
     assert (
-        "wait for the end of a tool call"
+        "characters in and after an unfinished tool call"
         in sse_events.failure(translated(unfinished, *[text_chunk("x" * 99)] * 200))["message"]
     )
     assert sse_events.message(translated(*[text_chunk("x" * 99), thinking_chunk("y" * 99)] * 200, finish(), DONE))

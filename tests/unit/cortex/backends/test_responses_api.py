@@ -123,7 +123,7 @@ async def test_keep_alives_are_forwarded_before_the_first_event() -> None:
 async def test_too_much_output_behind_an_incomplete_tool_call_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_api, "MAX_WAITING_CHARS", 100)
     pieces = [call(0, "f", "{", "c0"), call(1, "g", "x" * 101, "c1")]
-    with pytest.raises(ApiError, match="wait for the end of a tool call"):
+    with pytest.raises(ApiError, match="characters after an unfinished tool call"):
         await converted(*pieces, stream=True)
 
 

@@ -278,7 +278,7 @@ async def test_api_pull_reports_the_progress_of_the_download(node: FakeNode) -> 
         assert progress == {"status": "download Org/New", "total": 20, "completed": 5}
         assert (lines[0], lines[-1]) == ({"status": "pulling manifest"}, {"status": "success"})
         last = (await pulled(cortex, node, "Org/Bad", status="failed", error="no such repository"))[-1]
-        assert last == {"error": "model 'Org/Bad' on node 'n1': no such repository"}
+        assert last == {"error": "node 'n1' has not downloaded model 'Org/Bad': no such repository"}
         await pulled(cortex, node, "qwen3:0.6b", status="done")
     assert [pull["model"] for pull in node.pulls] == ["Org/New", "Org/Bad", "Qwen/Qwen3-0.6B-GGUF:Q8_0"]
 
