@@ -46,7 +46,7 @@ class BackgroundLoop:
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("a callback in helexa's event loop must not call helexa; call it in another thread")
+            raise RuntimeError("a callback in helexa's event loop must not call helexa; call helexa in another thread")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:

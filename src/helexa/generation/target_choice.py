@@ -138,7 +138,7 @@ class Targets:
             if location.has_engine_settings:
                 raise InvalidRequestError(
                     "device, dtype, quant and the context length cannot be set for the server at "
-                    f"{location.url}; remove them"
+                    f"{location.url}; leave these settings out, or set no server"
                 )
             return await self._remote(location.url).target(model)
         try:

@@ -157,8 +157,8 @@ class Acceptor:
                 fields = (address, self._served, limits.total, self._by_address[address], limits.per_address)
                 log.warning(
                     "connection rejected, because a limit is reached client=%s open=%d limit=%d open_of_client=%d "
-                    "limit_per_client=%d; raise the limit of open files, and a gateway's max_connections or "
-                    "max_connections_per_address",
+                    "limit_per_client=%d; raise the limit of open files, and in a gateway gateway.max_connections or "
+                    "gateway.max_connections_per_address",
                     *fields,
                 )
         else:

@@ -103,7 +103,8 @@ class Listener:
                     await asyncio.wait(service.tasks)
         if service.tasks:
             log.error(
-                "requests canceled at shutdown, because the requests did not end in time requests=%d seconds=%s",
+                "running requests canceled at shutdown requests=%d seconds=%s; the requests did not end in this time, "
+                "and their clients get an error",
                 len(service.tasks),
                 self._grace_secs,
             )

@@ -203,7 +203,10 @@ class RequestCycle:
         except asyncio.CancelledError:
             error = shutting_down()
         except Exception:
-            log.exception("unexpected error in the application path=%s", quoted(scope.get("path", "")))
+            log.exception(
+                "request failed with an unexpected error path=%s; the client gets 500 or an incomplete response",
+                quoted(scope.get("path", "")),
+            )
         finally:
             if task is not None:
                 tasks.discard(task)
