@@ -41,7 +41,7 @@ def test_options_num_predict_and_stop_end_an_answer(client: ollama.Client):
     assert (stopped.done_reason, "Paris" in (stopped.message.content or "")) == ("stop", False)
 
 
-def test_generate_applies_the_chat_template_unless_raw(client: ollama.Client):
+def test_ollama_generate_applies_the_chat_template_unless_the_field_raw_is_set(client: ollama.Client):
     question = FRANCE[0]["content"]
     answer = client.generate("small", question, options=GREEDY)
     assert answer.response == client.chat("small", FRANCE, options=GREEDY).message.content

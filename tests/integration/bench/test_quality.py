@@ -195,7 +195,7 @@ def image_body(data: bytes, **more: Any) -> dict[str, Any]:
     return {"data": [{"b64_json": base64.b64encode(data).decode()}]} | more
 
 
-def test_image_generation_request_is_timed() -> None:
+def test_duration_of_an_image_generation_request_is_measured() -> None:
     painter = ImageNode(image_body(PNG, usage={"image_units": 1}))
     outcome = outcome_of(painter, Image(768))
     assert (outcome.error, outcome.columns) == (None, {"e2e_s": pytest.approx(3.0)})

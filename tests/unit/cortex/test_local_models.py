@@ -109,14 +109,14 @@ async def test_model_list_of_a_key_also_applies_to_models_on_nodes_disks(stored:
         assert [load["model_id"] for load in stored.loads] == ["Org/A"]
 
 
-async def test_gateway_without_local_models_serves_only_the_catalog(stored: FakeNode) -> None:
+async def test_gateway_configured_not_to_serve_local_models_serves_only_the_catalog(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=NOT_SERVING, models=[{"id": "Org/B"}]) as cortex:
         assert await states(cortex) == {"Org/B": "cold"}
         assert (await cortex.ask("Org/A"))[0] == 404
         assert stored.loads == []
 
 
-async def test_admin_can_load_a_model_on_a_nodes_disk_even_without_local_models(stored: FakeNode) -> None:
+async def test_admin_can_load_a_model_on_a_nodes_disk_even_if_local_models_are_not_served(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=NOT_SERVING, models=[{"id": "Org/B"}]) as cortex:
         status, answer = await post(cortex, "/api/models/load", {"model": "a"})
         assert (status, answer) == (200, {"model": "Org/A", "node": "n1", "status": "loaded"})

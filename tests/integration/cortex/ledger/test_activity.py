@@ -100,7 +100,7 @@ async def test_oldest_activity_rows_above_the_row_limit_are_deleted(url: str, mo
     assert 100 <= len(kept_rows) < 600
 
 
-def test_full_activity_log_drops_and_counts_rows():
+def test_activity_log_drops_and_counts_rows_above_its_maximum():
     log = ActivityLog()
     for number in range(MAX_ROWS + 7):
         log.append(activity(number))

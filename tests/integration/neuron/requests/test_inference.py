@@ -126,7 +126,9 @@ async def test_stop_string_at_the_very_end_of_the_answer_is_removed() -> None:
     assert isinstance(events[-1], Finished) and events[-1].reason == "stop"
 
 
-async def test_closing_a_run_cancels_the_engine_request_and_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_an_inference_run_cancels_the_engine_request_and_logs_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = scripted_model(endless("hello"))
     async with aclosing(run(model, [[1]], request())) as events:
         await anext(events)
@@ -190,7 +192,7 @@ async def test_prefill_rate_uses_only_times_measured_by_the_engine(monkeypatch: 
     assert model.load().tok_s_prefill == 0
 
 
-async def test_engine_error_after_the_start_becomes_a_failed_event(caplog: pytest.LogCaptureFixture) -> None:
+async def test_engine_error_after_the_first_tokens_becomes_a_failed_event(caplog: pytest.LogCaptureFixture) -> None:
     *events, last = await events_of(scripted_model(failing("hel", "the model was unloaded")), [1])
     assert text_of(events) == "hel"
     assert isinstance(last, Failed) and (last.error.status, str(last.error)) == (500, "the model was unloaded")

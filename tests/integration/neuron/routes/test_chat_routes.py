@@ -51,7 +51,7 @@ async def test_engine_of_a_recurrent_model_gets_the_position_where_the_last_turn
 # --- complete responses
 
 
-async def test_chat_completion_validates_as_openai_type() -> None:
+async def test_chat_completion_matches_the_response_type_of_the_openai_library() -> None:
     async with (
         serve(answer('Grüße 🦊\n"quoted"')) as node,
         node.http.post(f"{node.url}/v1/chat/completions", json=CHAT) as response,

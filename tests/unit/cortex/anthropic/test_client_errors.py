@@ -59,7 +59,7 @@ async def test_overlong_prompt_error_has_the_wording_that_agents_parse(
         ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_request_error"),
     ],
 )
-async def test_invalid_request_is_rejected_by_the_gateway(
+async def test_invalid_messages_request_gets_an_anthropic_error_with_its_status_and_type(
     client: anthropic.AsyncAnthropic, fields: dict[str, Any], status: int, kind: str
 ) -> None:
     with pytest.raises(anthropic.APIStatusError) as refused:

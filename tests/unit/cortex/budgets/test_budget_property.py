@@ -11,7 +11,7 @@ from cortex.budgets.budget_attack import CHAT, COMPLETIONS, KEYS, RESPONSES, att
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_requests_of_a_key_stay_within_its_cap(tmp_path: Path, seed: int) -> None:
+async def test_tokens_of_random_requests_stay_within_the_cap_of_their_key(tmp_path: Path, seed: int) -> None:
     attack = await random_attack(tmp_path, seed, requests=160)
     assert attack.statuses[200] > 10
     assert attack.statuses[400] > 10
@@ -62,7 +62,7 @@ async def test_token_limits_of_wrong_type_are_rejected_before_tokens_are_reserve
 
 
 @pytest.mark.parametrize("model", ["Own/Large", "Box/Unknown"])
-async def test_parallel_requests_of_a_key_stay_within_its_cap(tmp_path: Path, model: str) -> None:
+async def test_tokens_of_parallel_requests_stay_within_the_cap_of_their_key(tmp_path: Path, model: str) -> None:
     async with attacking(tmp_path) as attack:
         body = json.dumps(chat(model=model)).encode()
         statuses = await asyncio.gather(*(attack.ask("k5", CHAT, body) for _ in range(30)))

@@ -213,7 +213,7 @@ async def test_request_that_got_no_response_is_not_charged(
     assert await spent(keyed, "capped") == (0, 0)
 
 
-async def test_concurrent_requests_of_a_key_stay_within_its_cap(keyed: Cortex) -> None:
+async def test_tokens_of_concurrent_requests_stay_within_the_cap_of_their_key(keyed: Cortex) -> None:
     responses = await asyncio.gather(*(post(keyed, "/v1/chat/completions") for _ in range(60)))
     served = [status for status, _, _ in responses].count(200)
     assert {status for status, _, _ in responses} <= {200, 429}

@@ -267,7 +267,7 @@ async def test_request_is_503_if_its_worker_process_dies_while_another_starts(
     assert await workers.run(os.getpid) != os.getpid()
 
 
-async def test_close_does_not_wait_for_a_busy_worker_process() -> None:
+async def test_close_of_the_worker_pool_does_not_wait_for_a_busy_worker_process() -> None:
     workers = BodyWorkers()
     job = asyncio.create_task(workers.run(time.sleep, 60))
     await eventually(lambda: workers._pool is not None)

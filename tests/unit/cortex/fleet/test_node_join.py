@@ -57,7 +57,7 @@ async def names(cortex: Cortex) -> list[tuple[str, str]]:
     return [(node["name"], node["source"]) for node in body["nodes"]]
 
 
-async def test_joined_node_serves_requests(gateway: Cortex, joining: FakeNode) -> None:
+async def test_node_that_joined_with_an_invitation_serves_requests(gateway: Cortex, joining: FakeNode) -> None:
     token = await invite(gateway)
     assert await join(gateway, token, joining.url) == (201, {"name": "new", "endpoint": joining.url})
     assert await names(gateway) == [("new", "joined")]

@@ -19,7 +19,7 @@ def nodes(*cpus: tuple[int, ...]) -> list[CpuNode]:
     return [CpuNode(number, own, 0, {}) for number, own in enumerate(cpus)]
 
 
-def test_numa_nodes_have_cpus_memory_and_distances(tmp_path: Path) -> None:
+def test_cpus_memory_and_distances_of_numa_nodes_are_read(tmp_path: Path) -> None:
     first, second = numa_nodes(ALL, numa_folder(tmp_path, {0: "0-1,4-5", 1: "2-3"}))
     assert first == CpuNode(0, (0, 1, 4, 5), 4096, {0: 10, 1: 21})
     assert (second.number, second.cpus, second.distances) == (1, (2, 3), {0: 21, 1: 10})
@@ -50,7 +50,7 @@ def test_machine_without_numa_files_has_no_numa_nodes(tmp_path: Path) -> None:
     assert numa_nodes(ALL, tmp_path) == []
 
 
-def test_environment_variable_names_another_folder_of_numa_nodes(
+def test_environment_variable_selects_the_folder_from_which_numa_nodes_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEURON_DEBUG_NUMA", str(numa_folder(tmp_path, {5: "0-63"})))

@@ -206,6 +206,6 @@ def test_invalid_mmproj_file_is_rejected(changes: dict[str, Any], message: str, 
         read_vision_config(tmp_path, mmproj(tmp_path, **changes))
 
 
-def test_mmproj_file_with_another_activation_is_read_as_quick_gelu(tmp_path: Path) -> None:
+def test_mmproj_file_that_names_no_activation_is_read_as_quick_gelu(tmp_path: Path) -> None:
     settings = read_vision_config(tmp_path, mmproj(tmp_path, use_gelu=None)) or pytest.fail("no vision part")
     assert settings.config["vision_config"]["hidden_act"] == "quick_gelu"

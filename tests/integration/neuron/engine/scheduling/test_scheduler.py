@@ -169,7 +169,7 @@ def test_prompt_tokens_per_step_are_limited_only_while_other_sequences_decode() 
     assert planned(scheduler) == [(2, 16)], "the other sequence has ended"
 
 
-def test_max_prefill_beside_decode_of_0_means_no_limit() -> None:
+def test_option_max_prefill_beside_decode_0_does_not_limit_prompt_tokens() -> None:
     scheduler = Scheduler(options(max_step_tokens=100, max_prefill_beside_decode=0), PagePool(100, 4))
     scheduler.add(sequence(1, 5))
     step(scheduler)
