@@ -83,7 +83,9 @@ static int64_t rows_per_item(int64_t groups, int amx) {
  * even load of the threads. */
 static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
     int64_t enough = 24576 / bytes / rows + 8 * MAX_TILES, even = tiles / (8 * threads());
-    return even < 1 ? 1 : even < enough ? even : enough;
+    int64_t share = even < 1 ? 1 : even < enough ? even : enough;
+    /* If two tiles share the loads of x, a single tile takes 1.4 times as long as half a pair. */
+    return share > MAX_TILES ? share / MAX_TILES * MAX_TILES : share;
 }
 
 #ifndef EXPANDS_IN_REGISTERS
