@@ -13,8 +13,12 @@ from neuron.ops import random_weights
 GROUP = 32
 LARGEST = {16: 127.0 * 256 + 127, 8: 127.0}
 """The code of the largest value of a group, by bits."""
-OUTLIER, SAMPLED = 4.0, 4
-"""Magnitude of an outlier as a multiple of the mean of a row, of which one of `SAMPLED` groups is measured."""
+FITTED, TOO_LARGE, SAMPLED = 3.5, 7.0, 4
+"""Multiples of the mean magnitude of a row, of which one of `SAMPLED` groups is measured.
+
+The scale of a group fits all its numbers into 8 bits. If one of them is at least `TOO_LARGE` times the mean, the scale
+fits only numbers up to `FITTED` times the mean.
+"""
 EPSILON = 2.0**-24
 """Half the distance from 1 to the next float32."""
 NOTHING = 1e-25
@@ -80,8 +84,9 @@ def rounded_to_codes(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     scale = peak * torch.tensor(1 / LARGEST[bits or 16])
     if bits == MIXED:
         sampled = groups[..., ::SAMPLED, :].abs().flatten(-2)
-        outlier = OUTLIER * _sum_in_float32(sampled) / sampled.shape[-1]
-        scale = torch.maximum(scale, torch.minimum(peak, outlier[..., None]) * torch.tensor(1 / LARGEST[8]))
+        limit = (FITTED * _sum_in_float32(sampled) / sampled.shape[-1])[..., None]
+        fitted = torch.where(peak < limit * (TOO_LARGE / FITTED), peak, limit)
+        scale = torch.maximum(scale, fitted * torch.tensor(1 / LARGEST[8]))
     inverse = torch.where(peak > _SMALLEST, 1 / scale, 0.0)
     return scale.double(), (groups * inverse[..., None]).round().double()
 

@@ -1,11 +1,14 @@
 /* Rounding of activations to codes of 16 or 8 bits, with one scale per 32 columns.
  *
- * With mixed rounding, the scale of a group fits most numbers of the row into 8 bits. Only numbers that are much larger
- * (outliers) need upper bytes. They would otherwise force a coarse scale on the 31 other columns of their group. */
+ * With mixed rounding, the scale of a group fits all its numbers into 8 bits, unless one of them is TOO_LARGE times the
+ * mean magnitude of the row: it would force a coarse scale on the 31 other columns. The scale then fits the numbers up
+ * to FITTED times the mean into 8 bits, and larger numbers (outliers) need upper bytes. With a single limit, numbers
+ * slightly above it would need upper bytes, too, which cost more time than a slightly coarser scale costs precision. */
 #include "blocks.h"
 #include "graph.h"
 
-#define OUTLIER 4.0f   /* magnitude of an outlier, as a multiple of the row's mean magnitude */
+#define FITTED 3.5f    /* see above; multiples of the row's mean magnitude */
+#define TOO_LARGE 7.0f
 #define SAMPLED 4      /* the mean magnitude of a row is computed from every fourth group */
 #define ROWS_AHEAD 2   /* a row is prefetched when the row this many rows before it is rounded */
 #define MOST_8 127.0f
@@ -15,14 +18,14 @@ INLINE lanes activation(const float *from, int64_t width, const int gate) {
     return gate ? gated(load(from), gate) * load(from + width) : load(from);
 }
 
-/* Return the magnitude from which on a number of the row is an outlier. */
-INLINE float outlier_size(const float *from, int64_t groups, const int gate) {
+/* Return the magnitude up to which a scale fits the numbers of a group with outliers into 8 bits. */
+INLINE float fitted_size(const float *from, int64_t groups, const int gate) {
     lanes total = {0};
     int64_t count = 0;
     for (int64_t g = 0; g < groups; g += SAMPLED, count += GROUP)
         for (int64_t i = 0; i < GROUP; i += LANES)
             total += (lanes)((bits)activation(from + g * GROUP + i, groups * GROUP, gate) & 0x7fffffff);
-    return OUTLIER * sum(total) / (float)count;
+    return FITTED * sum(total) / (float)count;
 }
 
 #if defined(VNNI) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -41,9 +44,10 @@ typedef struct {
     int32_t finite[AT_ONCE], large[AT_ONCE];
 } scales;
 
-/* Compute the scales of `count` groups from group `first` on, at most LANES. Each scale fits numbers up to `limit` into
- * codes of 8 bits, or all numbers into 16 bits if `limit` is negative. It is NaN if any number is infinite or NaN.
- * Prefetch the numbers that are `ahead` numbers further. */
+/* Compute the scales of `count` groups from group `first` on, at most LANES. A scale fits all numbers of its group into
+ * codes of 8 bits, or only those up to `limit` if the group has much larger ones. If `limit` is negative, it fits all
+ * numbers into 16 bits. It is NaN if any number is infinite or NaN. Prefetch the numbers that are `ahead` numbers
+ * further. */
 INLINE void find_scales(scales *s, const float *from, int64_t first, int64_t count, float limit, int64_t ahead) {
     lanes sizes[LANES];
     for (int64_t g = 0; g < count; g++) {
@@ -54,7 +58,7 @@ INLINE void find_scales(scales *s, const float *from, int64_t first, int64_t cou
     /* `off` is NaN if a number is infinite or NaN, else 0. */
     lanes peak = largest_size_each(sizes), off = peak - peak, scale = peak * (1 / MOST_16);
     if (limit >= 0) {
-        lanes narrow = where(peak < limit, peak, all(limit)) * (1 / MOST_8);
+        lanes narrow = where(peak < limit * (TOO_LARGE / FITTED), peak, all(limit)) * (1 / MOST_8);
         scale = where(narrow > scale, narrow, scale);
     }
     words finite = off == 0.0f;
@@ -138,7 +142,7 @@ INLINE void round_row(block *panel, const float *from, int64_t groups, int64_t r
             numbers = values;
         }
         if (x_bits == MIXED && g == 0)
-            limit = count == groups ? outlier_size(numbers, groups, 0) : outlier_size(from, groups, gate);
+            limit = count == groups ? fitted_size(numbers, groups, 0) : fitted_size(from, groups, gate);
         scales s; /* all scales are computed first, because the codes of a group wait for its scale */
         for (int64_t i = 0; i < count; i += LANES)
             find_scales(&s, numbers, i, count - i < LANES ? count - i : LANES, limit, gate ? 0 : ahead);
@@ -147,14 +151,15 @@ INLINE void round_row(block *panel, const float *from, int64_t groups, int64_t r
     }
 }
 #else
-/* Round 32 numbers. The scale fits numbers up to `limit` into codes of 8 bits, or all numbers into 16 bits if `limit`
- * is negative. The scale is NaN if any number is infinite or NaN. */
+/* Round 32 numbers with a scale as in `find_scales`: it fits all numbers into codes of 8 bits, or only those up to
+ * `limit` if others are much larger, or all numbers into 16 bits if `limit` is negative. The scale is NaN if any number
+ * is infinite or NaN. */
 INLINE void round_group(place to, lanes low, lanes high, float limit) {
     /* `off` is NaN if a number is infinite or NaN, else 0. */
     float peak = largest_size(low, high), off = peak - peak, scale = peak * (1 / MOST_16);
     if (off != 0.0f) low = high = (lanes){0};
     if (limit >= 0 && peak > 0) {
-        float narrow = (peak < limit ? peak : limit) * (1 / MOST_8);
+        float narrow = (peak < limit * (TOO_LARGE / FITTED) ? peak : limit) * (1 / MOST_8);
         scale = narrow > scale ? narrow : scale;
     }
     float inverse = peak > 1e-30f ? 1 / scale : 0.0f;
@@ -193,7 +198,7 @@ INLINE void round_row(block *panel, const float *from, int64_t groups, int64_t r
                       int64_t x_bits, int64_t ahead) {
     (void)ahead;
     float limit = x_bits == 16 ? -1.0f : __FLT_MAX__;
-    if (x_bits == MIXED) limit = outlier_size(from, groups, gate);
+    if (x_bits == MIXED) limit = fitted_size(from, groups, gate);
     for (int64_t g = 0; g < groups; g++, panel += rows, from += GROUP) {
         lanes low = activation(from, groups * GROUP, gate), high = activation(from + LANES, groups * GROUP, gate);
         round_group(amx ? place_of_row((uint8_t *)panel, rows, r) : place_of_block(panel + r), low, high, limit);
