@@ -53,7 +53,7 @@ class ProcessPool:
         processes = self._processes
         with processes.lock:
             if processes.ended:
-                raise SandboxError("the program is exiting")
+                raise SandboxError("no sandbox process can start, because the program is exiting")
             while processes.idle:
                 process = processes.idle.pop()
                 if process.is_running:

@@ -149,7 +149,9 @@ class SiteResponse:
                     transient=False,
                 )
             if time.monotonic() > deadline:
-                raise WebError(self.where, f"{self.where} sends the list of files too slowly")
+                raise WebError(
+                    self.where, f"{self.where} needs more than {_TEXT_SECONDS:g} s to send the list of files"
+                )
         return bytes(text)
 
 

@@ -79,9 +79,12 @@ class Hub:
             return cached.path
         if offline():
             if cached.path is None:
-                missing = cached.missing or f"{self.cache_dir} has none of its files"
-                reason = f"cannot be downloaded, because HF_HUB_OFFLINE is set, and {missing}; unset HF_HUB_OFFLINE"
-                raise SourceError(f"{source} {reason}", kind="not_cached", model_id=name, cause=reason)
+                missing = cached.missing or f"{self.cache_dir} has none of the model's files"
+                reason = (
+                    f"the model cannot be downloaded, because HF_HUB_OFFLINE is set, and {missing}; "
+                    "unset HF_HUB_OFFLINE"
+                )
+                raise SourceError(f"{source}: {reason}", kind="not_cached", model_id=name, cause=reason)
             return cached.path
         fetch.progress("list", 0, 0)
         site = self.site()
@@ -316,8 +319,8 @@ def configured_hub(config: "NodeOptions | NeuronConfig", scheme: str) -> Hub:
 
 def _present(path: Path | None, source: ModelSource) -> Path:
     if path is None:
-        reason = "is no longer on the disk, or some of its files are missing; download it again"
-        raise SourceError(f"{source} {reason}", kind="not_cached", model_id=source.name, cause=reason)
+        reason = "the model is no longer on the disk, or some of its files are missing; download the model again"
+        raise SourceError(f"{source}: {reason}", kind="not_cached", model_id=source.name, cause=reason)
     return path
 
 

@@ -116,7 +116,7 @@ class TemplateRenderer:
             ) from error
         text = response[1:].decode("utf-8", "surrogatepass")
         if response[:1] != b"=":
-            raise TemplateError(f"the chat template {text}")  # for example "is broken in line 3: ..."
+            raise TemplateError(text)  # for example "the chat template is broken in line 3: ..."
         return text
 
 

@@ -53,9 +53,9 @@ def _respond(request: bytes) -> bytes:
     except MemoryError:
         raise
     except TemplateSyntaxError as error:
-        return f"!is broken in line {error.lineno}: {_one_line(error)}".encode("utf-8", "replace")
+        return f"!the chat template is broken in line {error.lineno}: {_one_line(error)}".encode("utf-8", "replace")
     except Exception as error:  # a template may raise any error of Python's operators
-        return f"!failed: {_one_line(error)}".encode("utf-8", "replace")
+        return f"!the chat template failed: {_one_line(error)}".encode("utf-8", "replace")
     return b"=" + text.encode("utf-8", "surrogatepass")
 
 

@@ -88,7 +88,8 @@ def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy:
             backend.add_tokens([token])
         else:
             _log.warning(
-                "token ignored, because its id is not the next free id token=%r id=%d next_id=%d",
+                "added token ignored, because its id is not the next free id token=%r id=%d next_id=%d; its text in "
+                "prompts is tokenized as plain text",
                 token.content,
                 token_id,
                 size,

@@ -62,7 +62,7 @@ async def test_complete_cached_model_loads_offline_without_requests(
     assert await node.fetch("org/dense") == folder
     error = await node.fetch_error()
     assert error.kind == "not_cached"
-    assert f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has none of its files" in str(error)
+    assert f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has none of the model's files" in str(error)
     for number in (1, 4):
         (folder / f"model-{number}.safetensors").unlink()
     error = await node.fetch_error("org/dense")
