@@ -163,11 +163,16 @@ class Admission:
         now = f"{queue.admitted} of {limits.slots} requests run, {queue.waiting} of {limits.queue} wait"
         match reason:
             case Reason.QUEUE_FULL:
-                return overloaded(f"the model's queue is full: {now}; retry in {retry} s", retry)
+                return overloaded(f"the model's queue is full (max_queue_depth): {now}; retry in {retry} s", retry)
             case Reason.TIMEOUT:
-                return overloaded(f"the model was busy for {limits.wait:g} s: {now}; retry in {retry} s", retry)
+                return overloaded(
+                    f"the model was busy for {limits.wait:g} s (max_wait_secs): {now}; retry in {retry} s", retry
+                )
             case Reason.PER_PRINCIPAL:
-                text = f"one key may have {limits.per_principal} requests at a model at once; wait until one ends"
+                text = (
+                    f"one key may have {limits.per_principal} requests at a model at once (max_per_principal); "
+                    "wait until one of the requests ends"
+                )
                 return overloaded(text, retry, status=429)
             case Reason.ANON_YIELD if not limits.anon_slots:
                 return overloaded(

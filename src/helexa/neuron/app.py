@@ -77,7 +77,11 @@ def create_app(
             log.warning("no accelerator is used device=cpu reason=%s", quoted(reason))
     # `broken_driver` also fills the cache of `discover`, so that later loads need not wait for NVIDIA's driver.
     if device.startswith("cuda") and (reason := broken_driver()) is not None:
-        log.error("no model can be loaded device=%s error=%s", device, quoted(reason))
+        log.error(
+            "no model can be loaded device=%s error=%s",
+            device,
+            quoted(reason),
+        )
     engines = standby or WarmStandby()
     sources = Sources(config)
     registry = Registry(config, sources, device=device, group=group, spawn=engines.take)
@@ -268,7 +272,7 @@ class Reloader:
                 )
             logs.configure(config.log.format, config.log.level)
         except HelexaError as error:
-            log.error("reload failed error=%s; the node keeps its present configuration", quoted(error))
+            log.error("configuration reload failed error=%s; the node keeps its present configuration", quoted(error))
             return
         names = NeuronConfig.model_fields
         changed = [name for name in names if getattr(config, name) != getattr(self._config, name)]

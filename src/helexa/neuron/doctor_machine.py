@@ -215,9 +215,9 @@ def _accelerators(device: str) -> Iterator[CheckResult]:
     elif facts.devices and has_gpu_torch():
         yield from _triton()
     elif facts.devices:
-        text = "to make it faster: torch is installed without CUDA; install a CUDA build of torch"
+        text = "to make inference faster: torch is installed without CUDA; install a CUDA build of torch"
         if not torch_version():
-            text = f"to make it faster: {not_installed('torch', 'gpu')}"
+            text = f"to make inference faster: {not_installed('torch', 'gpu')}"
         yield CheckResult("device", "fault" if device.startswith("cuda") else "note", text)
 
 
@@ -226,7 +226,7 @@ def _triton() -> Iterator[CheckResult]:
     if missing is None:
         yield CheckResult("kernels", "fine", "Triton can build kernels for NVIDIA devices")
     else:
-        yield CheckResult("kernels", "note", f"to make it faster: {missing}")
+        yield CheckResult("kernels", "note", f"to make inference faster: {missing}")
 
 
 def _version(compiler: str) -> str:
@@ -269,7 +269,10 @@ def look_at_kernels(settings: TorchOptions | TorchConfig, device: str, why: str 
     elif len(cuda) > 1:
         yield CheckResult("device", "fine", f"direct memory access between {', '.join(cuda)}")
     if settings.dtype not in ("auto", "bfloat16"):
-        text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not support; use 'auto'"
+        text = (
+            f"to make inference faster: dtype is '{settings.dtype}', which the native kernels do not support; "
+            "use dtype 'auto'"
+        )
         yield CheckResult("kernels", "note", text)
     if survey.unusable:
         yield CheckResult("device", "fault", survey.unusable)

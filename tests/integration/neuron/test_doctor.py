@@ -50,7 +50,7 @@ def test_doctor_json_reports_a_slow_configuration_as_a_note(tmp_path: Path) -> N
     assert "compiler" not in {one["topic"] for one in report["findings"]}
     kernels = [(one["level"], one["text"]) for one in report["findings"] if one["topic"] == "kernels"]
     assert kernels[-1][0] == "note"
-    assert kernels[-1][1].startswith("to make it faster: dtype is 'float32'")
+    assert kernels[-1][1].startswith("to make inference faster: dtype is 'float32'")
 
 
 def test_kernels_reported_by_doctor_are_those_an_engine_would_use() -> None:

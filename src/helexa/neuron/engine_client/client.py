@@ -360,14 +360,20 @@ class EngineClient:
                         self._take(message)
         except (ValueError, msgspec.DecodeError) as error:
             fields = (self._child.pid, quoted(error))
-            log.error("engine sent an invalid message and is ended pid=%d error=%s; its requests fail", *fields)
+            log.error(
+                "engine sent an invalid message and is ended pid=%d error=%s; the node starts a new engine", *fields
+            )
         self._death = "the model's engine ended unexpectedly; it is being restarted"
         self._fail_streams(self._death)
         if self._closing:
             return
         await self._end(grace=2.0)
         reason = self._child.ending()
-        log.error("engine ended unexpectedly pid=%d error=%s; its requests fail", self._child.pid, quoted(reason))
+        log.error(
+            "engine ended unexpectedly pid=%d error=%s; its requests fail, and the node starts a new engine",
+            self._child.pid,
+            quoted(reason),
+        )
         if self._on_exit is not None and not self._closing:
             self._on_exit(reason)
 

@@ -39,7 +39,10 @@ async def kill_when_hung(
         idle_seconds = idle_time.since_last_call(detector.check_seconds)
         if (limit := detector.hangs_after(child.expected_step_seconds, idle_seconds)) is not None:
             child.kill_reason = f"the engine made no progress for {limit:.3g} s and was killed"
-            log.error("engine hangs and is killed pid=%d; its stack traces follow", child.pid)
+            log.error(
+                "engine hangs and is killed pid=%d; its stack traces follow, and the node starts a new engine",
+                child.pid,
+            )
             await child.log_stacks()
             child.signal(signal.SIGKILL)
             return

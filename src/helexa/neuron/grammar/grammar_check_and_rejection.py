@@ -70,7 +70,10 @@ class GrammarChecker:
             encoded = grammar.encode()
         except UnicodeEncodeError:
             raise ApiError(
-                400, "invalid_grammar", f"{param}: contains an unpaired UTF-16 surrogate; remove it", param=param
+                400,
+                "invalid_grammar",
+                f"{param}: the grammar contains an unpaired UTF-16 surrogate; remove it",
+                param=param,
             ) from None
         if len(encoded) > MAX_BYTES:
             raise ApiError(
@@ -93,7 +96,7 @@ class GrammarChecker:
 
     async def _judge(self, grammar: str) -> CompileResult:
         if self._waiting >= _MAX_WAITING:
-            raise overloaded("too many grammars are waiting to be compiled; try again", 1)
+            raise overloaded(f"{self._waiting} grammars are already waiting to be compiled; try again", 1)
         self._waiting += 1
         try:
             # The process compiles one grammar after another.

@@ -97,7 +97,9 @@ class Pulls:
             log.warning("download failed model=%s error=%s; request the download again to resume", *fields)
         except Exception:
             pull.status, pull.error = "failed", "internal error; see the node's log"
-            log.exception("download failed model=%s", quoted(pull.model))
+            log.exception(
+                "download failed with an internal error model=%s; request the download again", quoted(pull.model)
+            )
         else:
             pull.status, pull.stage = "done", None
             log.info("downloaded model=%s", quoted(pull.model))

@@ -342,8 +342,8 @@ def _require_same_vocabulary(model: Path, draft: Path) -> None:
     missing = sum(bool(text) != bool(other) for text, other in zip(*padded, strict=True))
     if missing > _MOST_MISSING:
         raise ModelFileError(
-            f"the draft model {draft.name} has another vocabulary than {model.name}: {missing} tokens are in only one "
-            "of them",
+            f"the draft model {draft.name} has another vocabulary than {model.name}: {missing} tokens are in only "
+            "one vocabulary",
             advice="use a smaller model of the same family",
         )
 

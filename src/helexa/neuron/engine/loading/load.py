@@ -307,7 +307,8 @@ def _load_failure(model: Path, error: Exception) -> LoadFailed:
         which = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""  # the error may name a rank
         return LoadFailed(
             kind="out_of_memory",
-            message=f"{model.name} does not fit into memory{which}; free memory, or load it with a smaller quant",
+            message=f"{model.name} does not fit into memory{which}; free memory, or load the model "
+            "with a smaller quant",
         )
     _log.exception("model not loaded path=%s", quoted(model))
     if isinstance(error, HelexaError):
