@@ -67,8 +67,8 @@ OTHER_WORDS = {
 }
 """Commands of other programs, and what to do with helexa instead."""
 
-_TARGET = "`helexa up` has the option; `helexa run` then uses its model"
-_NOT_NEEDED = "it is not needed, leave it out"
+_TARGET = "`helexa up` has this option, and `helexa run` then uses the model of `helexa up`"
+_NOT_NEEDED = "helexa does not need this option; leave the option out"
 
 OTHER_OPTIONS = {
     "-hf": "write the model as an argument, as in `helexa run org/name:Q4_K_M`",
@@ -91,7 +91,7 @@ OTHER_OPTIONS = {
     "--jinja": _NOT_NEEDED,
     "--enable-prefix-caching": _NOT_NEEDED,
     "--enable-chunked-prefill": _NOT_NEEDED,
-    "--trust-remote-code": "helexa runs no code of a model's repository; leave it out",
+    "--trust-remote-code": "helexa runs no code of a model's repository; leave the option out",
     "--mlock": _NOT_NEEDED,
     "--no-mmap": _NOT_NEEDED,
     "--cont-batching": _NOT_NEEDED,
@@ -106,10 +106,10 @@ OTHER_OPTIONS = {
     "--cache-type-k": "--kv-cache-dtype sets the type of keys and values",
     "-ctv": "--kv-cache-dtype sets the type of keys and values",
     "--cache-type-v": "--kv-cache-dtype sets the type of keys and values",
-    "--temp": "--temperature sets it",
+    "--temp": "write --temperature",
     "--n-predict": "--max-tokens limits the tokens of an answer",
     "--num-predict": "--max-tokens limits the tokens of an answer",
-    "--repeat-penalty": "--repetition-penalty sets it",
+    "--repeat-penalty": "write --repetition-penalty",
     "--format": "--schema constrains answers to JSON",
     "-sys": "-s or --system sets the system prompt",
     "--system-prompt": "-s or --system sets the system prompt",
@@ -118,8 +118,8 @@ OTHER_OPTIONS = {
     "--pipeline-parallel-size": "host groups need the configuration in docs/parallel.md",
     "-pp": "host groups need the configuration in docs/parallel.md",
     "--data-parallel-size": "start a node on each machine, and let a gateway route to them",
-    "--embeddings": "every model answers POST /v1/embeddings; leave it out",
-    "--embedding": "every model answers POST /v1/embeddings; leave it out",
+    "--embeddings": "every model answers POST /v1/embeddings; leave the option out",
+    "--embedding": "every model answers POST /v1/embeddings; leave the option out",
     "--task": _NOT_NEEDED,
     "--keepalive": "`helexa up` keeps models loaded until another model needs the memory",
     "--nowordwrap": _NOT_NEEDED,

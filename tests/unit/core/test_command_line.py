@@ -98,10 +98,10 @@ def test_error_for_an_unknown_command_names_the_command_or_option_to_use(run, wo
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["run", "x", "--chat-template", "x.jinja"], "`helexa up` has the option"),
+        (["run", "x", "--chat-template", "x.jinja"], "`helexa up` has this option"),
         (["run", "x", "-ngl", "99"], "--device cpu or --device cuda selects the device"),
         (["run", "-hf", "org/name"], "write the model as an argument"),
-        (["generate", "hi", "--temp=0"], "--temperature sets it"),
+        (["generate", "hi", "--temp=0"], "write --temperature"),
     ],
 )
 def test_error_for_an_option_of_another_program_names_the_option_to_use(run, arguments, advice):
