@@ -205,7 +205,7 @@ class ImageFetcher:
         The gateway resolves the host once, checks the IP addresses, and connects to one of them. A second resolution
         could give an address that was not checked.
         """
-        origin, failure = location.origin, UpstreamError("no address")
+        origin, failure = location.origin, UpstreamError("the host of the image URL has no address")
         if not is_allowed(origin.host, origin.port, self.settings.allowed_hosts):
             raise ImageProblem(
                 "invalid_image_url",

@@ -188,7 +188,9 @@ class Lifespan:
         if not acknowledgement.done():
             acknowledgement.cancel()
             self._task.result()
-            raise HelexaError(f"the application ended during {phase}; see its log")
+            raise HelexaError(f"the application ended during {phase}; see the log of this server")
         message = acknowledgement.result()
         if message["type"] != f"lifespan.{phase}.complete":
-            raise HelexaError(message.get("message") or f"the application failed during {phase}; see its log")
+            raise HelexaError(
+                message.get("message") or f"the application failed during {phase}; see the log of this server"
+            )

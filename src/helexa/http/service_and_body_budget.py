@@ -35,7 +35,8 @@ class BodyBudget:
         if self.reserved + size > self.total or address_bytes > self.total // 2:
             raise overloaded(
                 f"the bodies of the requests in progress would exceed {self.total >> 20} MiB in total, or "
-                f"{self.total >> 21} MiB of one client; try again in {_RETRY_SECS} s",
+                f"{self.total >> 21} MiB of one client; try again in {_RETRY_SECS} s, or raise "
+                "gateway.max_body_memory_mb of a gateway",
                 _RETRY_SECS,
             )
         self.reserved += size

@@ -122,7 +122,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     chat = {name: value for name, value in body.items() if name not in _NOT_FORWARDED}
     for name in _MUST_BE_EMPTY:
         if chat.pop(name, None):
-            raise invalid_anthropic_body(name, "is not supported; leave it out")
+            raise invalid_anthropic_body(name, "this field is not supported; leave the field out")
     for name in _CHAT_ONLY_FIELDS:
         if name in chat:
             raise invalid_anthropic_body(name, "is not a field of the Messages API; leave it out")

@@ -289,7 +289,7 @@ class Fleet:
         if self._breakers.failed((name, model), self._clock(), client, alone=alone) == "open":
             log.warning(
                 "model gets no requests on this node for now node=%s model=%s; "
-                "its requests keep failing there: see the node's log",
+                "requests for this model keep failing there: see the node's log",
                 *(name, quoted(model)),
             )
         self._changed()

@@ -96,7 +96,8 @@ def timed_out(node: str) -> ApiError:
     return ApiError(
         504,
         UPSTREAM_TIMEOUT,
-        f"node '{node}' sent no bytes for longer than the gateway's timeout; try again",
+        f"node '{node}' sent no bytes for longer than the gateway's timeout; try again, or raise "
+        "gateway.answer_timeout_secs or gateway.idle_timeout_secs",
         type="api_error",
     )
 

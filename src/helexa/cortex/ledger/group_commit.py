@@ -344,7 +344,7 @@ class GroupCommit:
         try:
             written = await self._write_batch(batch, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
-            log.exception("unexpected error while writing a batch of the ledger; its requests get 503")
+            log.exception("unexpected error while writing a batch of the ledger; the requests of this batch get 503")
             written = False
         if not written:
             log.warning(

@@ -189,7 +189,7 @@ class Lifecycle:
                 409, "model_busy", f"model '{model}' is still loading on node '{node}'; try again when it is loaded"
             )
         if info is None or info.status == "unloaded":
-            raise model_not_found(model, f"node '{node}' has not loaded it")
+            raise model_not_found(model, f"node '{node}' has not loaded this model")
         try:
             await self._drain_and_unload(pair, is_needed=True)
         except StillNeededError:
@@ -383,7 +383,7 @@ class Lifecycle:
         # After a StillNeededError, the requests wait for the next decision.
         elif not isinstance(error, StillNeededError):
             log.error(
-                "load failed with an internal error model=%s node=%s; its requests got 500",
+                "load failed with an internal error model=%s node=%s; the requests for this model got 500",
                 *(quoted(model), node),
                 exc_info=error,
             )

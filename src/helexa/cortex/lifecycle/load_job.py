@@ -207,7 +207,12 @@ class LoadJob:
                 ):
                     # The load may continue on the node, so its memory counts as used until the node's next report.
                     self._change.ended_at = self._dependencies.clock()
-                    cause = f"no progress within {stall_timeout_secs:g} s" if node.healthy else "the node went down"
+                    cause = (
+                        f"the load made no progress within {stall_timeout_secs:g} s; see the node's log, or raise "
+                        "gateway.load_timeout_secs"
+                        if node.healthy
+                        else "the node went down during the load; see the node's log"
+                    )
                     raise NodeError(cause)
             task.result()
         finally:

@@ -133,7 +133,7 @@ async def clear_prefix_cache(request: Request) -> Response:
                 raise ApiError(502, "node_error", message) from None
         gateway.lifecycle.cleared(model, node.name)
     if not deleted:
-        raise model_not_found(model[:200], "no node has it or has saved prompts of it")
+        raise model_not_found(model[:200], "no node has this model, or saved prompts of this model")
     cleared = {"model": model, "nodes": list(deleted), "status": "cleared", "deleted_bytes": sum(deleted.values())}
     return JsonResponse(cleared)
 
@@ -142,7 +142,7 @@ def _holders(gateway: Gateway, model: str) -> list[str]:
     """Return the names of the nodes that have a model; healthy nodes only, if any."""
     nodes = [node for node in gateway.fleet.view().nodes if node.kind == "neuron" and model in node.models]
     if not nodes:
-        raise model_not_found(model[:200], "no node has loaded it")
+        raise model_not_found(model[:200], "no node has loaded this model")
     return [node.name for node in nodes if node.healthy] or [node.name for node in nodes]
 
 

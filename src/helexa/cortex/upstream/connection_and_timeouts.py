@@ -350,7 +350,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._complete = True
             self._wake()
         elif not self._complete:
-            failure = IncompleteResponseError(type(exc).__name__ if exc else "connection closed")
+            failure = IncompleteResponseError(type(exc).__name__ if exc else "the node closed the connection")
             failure.__cause__ = exc
             self._fail(failure)
         self._clear_timer()

@@ -99,7 +99,9 @@ def _check_certificates(url: str) -> None:
             if file is not None:
                 Path(file).read_bytes()
         except OSError as error:
-            message = f"{file}: {name} in ledger.url cannot be read ({error.strerror}); let the gateway's user read it"
+            message = (
+                f"{file}: {name} in ledger.url cannot be read ({error.strerror}); let the gateway's user read the file"
+            )
             raise ConfigError(message) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
