@@ -124,10 +124,14 @@ class ServerClient:
             async with asyncio.timeout(_LIST_SECONDS):
                 response_body = await self._read_body(await self._ask(b"GET", "/v1/models"))
         except TimeoutError:
-            raise UnreachableError(f"{self.url} does not answer; see its log, or name another server") from None
+            raise UnreachableError(
+                f"{self.url} does not answer; see the log of this server, or name another one"
+            ) from None
         entries = _object(response_body).get("data")
         if not isinstance(entries, list):
-            raise EngineError(f"{self.url}/v1/models did not return a list of models; is this a helexa server?")
+            raise EngineError(
+                f"{self.url}/v1/models did not return a list of models; check that the URL is that of a helexa server"
+            )
         named_entries = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
         return {entry["id"]: entry.get("loaded") is not False for entry in named_entries}
 
@@ -146,7 +150,9 @@ class ServerClient:
         parser = EventParser()
         try:
             if not dict(response.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-                raise EngineError(f"{self.url} did not return an event stream; is this a helexa server?")
+                raise EngineError(
+                    f"{self.url} did not return an event stream; check that the URL is that of a helexa server"
+                )
             while chunk := await response.chunk():
                 for event in parser.feed(chunk):
                     if event.data == "[DONE]":
@@ -186,7 +192,10 @@ class ServerClient:
         except (KeyError, TypeError, ValueError):
             vectors = []
         if len(vectors) != count:
-            raise EngineError(f"{self.url}/v1/embeddings did not return {count} embeddings; is this a helexa server?")
+            raise EngineError(
+                f"{self.url}/v1/embeddings did not return {count} embeddings; check that the URL is "
+                "that of a helexa server"
+            )
         return vectors
 
     def close(self) -> None:
@@ -226,7 +235,8 @@ class ServerClient:
                 body += chunk
                 if len(body) > _MAX_BODY_BYTES:
                     raise EngineError(
-                        f"{self.url} sent a response of more than {_MAX_BODY_BYTES} bytes; is this a helexa server?"
+                        f"{self.url} sent a response of more than {_MAX_BODY_BYTES} bytes; check that the URL is that "
+                        "of a helexa server"
                     )
         except UpstreamError as error:
             raise self._connection_error(error) from None
@@ -255,7 +265,7 @@ class ServerClient:
                     f"no server at {self.url}; start one with `helexa up`", retryable=self._was_reached
                 )
             case ReadTimeoutError():
-                return UnreachableError(f"{self.url} stopped answering; see its log", retryable=True)
+                return UnreachableError(f"{self.url} stopped answering; see the log of this server", retryable=True)
         return UnreachableError(f"the connection to {self.url} broke: {error}; try again", retryable=True)
 
 

@@ -126,7 +126,7 @@ def test_malformed_chunks_of_the_answer_stream_are_ignored(chat, gateway):
             {},
             {"id": "not a stream"},
             1,
-            "helexa: {url} did not return an event stream; is this a helexa server?\n",
+            "helexa: {url} did not return an event stream; check that the URL is that of a helexa server\n",
         ),
     ],
 )

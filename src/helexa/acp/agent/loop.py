@@ -165,7 +165,7 @@ def _wait(error: ProviderError, retries: int) -> float | None:
 
 async def _end(turn: Turn, answer: AnswerCollector) -> StopReason:
     if not answer.text.strip():
-        reason = "it reached its token limit" if answer.finish == "length" else "it ended without text"
+        reason = "the answer reached its token limit" if answer.finish == "length" else "the answer ended without text"
         await turn.emit(Notice(f"The model gave no answer: {reason}; send the prompt again.", "warning"))
     return _STOP.get(answer.finish or "stop", "end_turn")
 

@@ -211,7 +211,8 @@ class EndpointConnection:
                 ) from error
             raise ProviderError(
                 "unavailable",
-                f"{name} cannot be reached at {self._endpoint.base_url}; check that it runs and that base_url is right",
+                f"{name} cannot be reached at {self._endpoint.base_url}; check that this server "
+                "runs and that base_url is correct",
             ) from error
         except sdk.APIError as error:  # an error event within a stream
             raise provider_error(name, 200, error.body or error.message, {}, self._secrets) from error

@@ -90,7 +90,7 @@ class Models:
                 provider = await self._open(name)
                 self._cards[name] = await provider.models()
         except TimeoutError:
-            self._failures[name] = f"{name} did not list its models within {timeout_s:g} s; check that it runs"
+            self._failures[name] = f"{name} did not list its models within {timeout_s:g} s; check that this server runs"
         except ProviderError as error:
             self._failures[name] = error.message
         else:

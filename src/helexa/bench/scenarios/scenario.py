@@ -105,7 +105,7 @@ def first_failure(records: Sequence[RequestRecord]) -> str | None:
     for record in records:
         if record.status != "ok":
             return f"{record.status}: {record.error or 'no reason given'}"
-    return None if records else "the scenario sent no request; raise its duration or rate"
+    return None if records else "the scenario sent no request; raise the duration or the rate of this scenario"
 
 
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
