@@ -234,10 +234,12 @@ def _source(part: Mapping[str, Any], field: str) -> tuple[str, str]:
     """Return the URL and the detail of an image part."""
     image = part.get("image_url") if part["type"] == "image_url" else None
     if not isinstance(image, Mapping) or not isinstance(image.get("url"), str):
-        raise invalid_body(f"{field}: must be an 'image_url' with an object that has a 'url'", field)
+        raise invalid_body(
+            f"{field}: an image must have the type 'image_url' and an object 'image_url' with a 'url'", field
+        )
     detail = image.get("detail")
     if not isinstance(detail, str | None):
-        raise invalid_body(f"{field}.image_url.detail: must be a string", field)
+        raise invalid_body(f"{field}.image_url.detail: must be a string, not {type(detail).__name__}", field)
     return image["url"], detail or "auto"
 
 
