@@ -75,7 +75,7 @@ class Acceptor:
     If a new connection exceeds a limit, the acceptor does the first of these that is possible:
 
     1. Close the connection that has been idle longest, if it has been idle for at least `EVICTABLE_SECS` (see
-       `http/keep_alive.py`). If the limit per client address is exceeded, only connections from the address of
+       `http/idle_connections.py`). If the limit per client address is exceeded, only connections from the address of
        the new connection are considered.
     2. Accept the new connection, but answer its first request with status 503.
     3. If too many connections are being answered with 503, accept no connections until one of them closes.

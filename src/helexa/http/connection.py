@@ -12,7 +12,7 @@ from starlette.types import Scope
 from helexa.core.errors import ApiError, overloaded
 from helexa.core.logs import quoted
 from helexa.http.headers import Headers
-from helexa.http.keep_alive import DeadlineTimer, has_input, is_gone
+from helexa.http.idle_connections import DeadlineTimer, has_input, is_gone
 from helexa.http.request_cycle_and_disconnects import INTERIM, STOPPING, DisconnectGuard, RequestCycle
 from helexa.http.request_parser import CHUNK_BYTES, Framing, RequestParser, body_decoder, error_response, target
 from helexa.http.service_and_body_budget import Service

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 from helexa.core.errors import ConfigError, HelexaError
 from helexa.http.acceptor import Acceptor, ConnectionLimits
 from helexa.http.connection import ClientConnection
-from helexa.http.keep_alive import KEEP_ALIVE_SECS, enable_tcp_keep_alive
+from helexa.http.idle_connections import KEEP_ALIVE_SECS, enable_tcp_keep_alive
 from helexa.http.process import descriptor_limit, on_stop_signals
 from helexa.http.service_and_body_budget import BodyBudget, Service
 

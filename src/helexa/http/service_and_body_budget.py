@@ -9,7 +9,7 @@ from typing import Protocol
 from starlette.types import ASGIApp
 
 from helexa.core.errors import overloaded
-from helexa.http.keep_alive import IdleConnections
+from helexa.http.idle_connections import IdleConnections
 
 DEFAULT_BYTES = 512 << 20
 

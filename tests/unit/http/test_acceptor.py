@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from descriptors import no_descriptors
-from helexa.http import keep_alive
+from helexa.http import idle_connections
 from helexa.http.acceptor import ConnectionLimits
 from http_listener import GET, eventually, final_response, hello, listening
 
@@ -66,7 +66,7 @@ async def test_closed_connection_no_longer_counts_for_the_connection_limit() -> 
 
 
 async def test_idle_connection_is_closed_for_a_new_connection_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_alive, "EVICTABLE_SECS", 0.0)
+    monkeypatch.setattr(idle_connections, "EVICTABLE_SECS", 0.0)
     async with listening(hello, limits=TWO, keep_alive_secs=1000) as (_, connect):
         silent, used = await connect(), await connect()
         used[1].write(GET % b"a")
@@ -99,7 +99,7 @@ async def test_request_that_arrived_before_its_deadline_is_answered_although_rea
 
 
 async def test_connection_with_a_running_request_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_alive, "EVICTABLE_SECS", 0.0)
+    monkeypatch.setattr(idle_connections, "EVICTABLE_SECS", 0.0)
     application = HeldApplication()
     async with listening(application, limits=TWO) as (_, connect):
         busy = [await connect() for _ in range(2)]

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from helexa.http.keep_alive import DeadlineTimer
+from helexa.http.idle_connections import DeadlineTimer
 
 
 async def test_deadline_timer_fires_once_at_the_last_deadline_that_was_set() -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from helexa.http.headers import Headers
-from helexa.http.keep_alive import enable_tcp_keep_alive, is_gone
+from helexa.http.idle_connections import enable_tcp_keep_alive, is_gone
 
 
 class UpstreamError(Exception):

@@ -1,4 +1,4 @@
-"""Keep-alive: how long idle connections stay open, and whether peers still exist."""
+"""Idle connections: how long they stay open, and whether their peers still exist."""
 
 import asyncio
 import select
