@@ -20,7 +20,7 @@ class Grant(Struct, frozen=True):
     """A saved decision that permanently allows or rejects calls of a tool."""
 
     tool: str
-    subject: str  # the calls to which the decision applies; see `helexa.acp.tools.permission.Scope`
+    subject: str  # the calls to which the decision applies; see `helexa.acp.tools.permission_rules.Scope`
     allowed: bool  # True if the calls are allowed, False if they are rejected
     label: str = ""  # description for the user. Empty if an earlier version of the agent saved the decision.
 

@@ -17,7 +17,7 @@ from helexa.acp.host import Client
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.editor_requests_and_permissions import Permissions
 from helexa.acp.tools.excerpt import title
-from helexa.acp.tools.permission import Scope
+from helexa.acp.tools.permission_rules import Scope
 from scripted.endpoint import ScriptedEndpoint
 from scripted.received_request import ReceivedRequest
 from scripted.script_steps import Call, Reject, Say

@@ -27,7 +27,7 @@ from helexa.acp.conversation_and_events import (
 from helexa.acp.providers.models import ModelChoice, Models, Provider
 from helexa.acp.providers.requests_and_events import AnswerDelta, ModelRequest, ProviderError, ThoughtLevel
 from helexa.acp.tools.excerpt import ends
-from helexa.acp.tools.permission import PermissionCallback, Scope
+from helexa.acp.tools.permission_rules import PermissionCallback, Scope
 from helexa.acp.tools.tool_and_effects import ToolContext
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from helexa.acp.providers.models import ModelCard, Provider
 from helexa.acp.providers.requests_and_events import ModelRequest, ProviderError, ToolSpec, Usage
 from helexa.acp.tools.boundary_and_secrets import is_secret
 from helexa.acp.tools.excerpt import fenced, shown_whole
-from helexa.acp.tools.permission import Offer, PermissionRequest, Scope
+from helexa.acp.tools.permission_rules import Offer, PermissionRequest, Scope
 from helexa.acp.tools.tool_and_effects import ToolContext
 
 NOTES = ("AGENTS.md", "CLAUDE.md")

@@ -25,7 +25,7 @@ from helexa.acp.conversation_and_events import (
 from helexa.acp.host import ToolError
 from helexa.acp.providers.tool_call_repair import MalformedCall, repair
 from helexa.acp.tools.excerpt import ends, title
-from helexa.acp.tools.permission import Allowed, AskUser, Denied, PermissionRequest, rule
+from helexa.acp.tools.permission_rules import Allowed, AskUser, Denied, PermissionRequest, rule
 from helexa.acp.tools.tool_and_effects import Reads, Tool, ToolOutcome
 
 logger = logging.getLogger(__name__)

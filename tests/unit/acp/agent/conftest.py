@@ -25,7 +25,7 @@ from helexa.acp.conversation_and_events import (
 )
 from helexa.acp.host import LocalHost
 from helexa.acp.providers.models import ModelChoice, Models
-from helexa.acp.tools.permission import PermissionRequest, Scope
+from helexa.acp.tools.permission_rules import PermissionRequest, Scope
 from helexa.acp.tools.tool_and_effects import ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
 from scripted.endpoint import ScriptedEndpoint

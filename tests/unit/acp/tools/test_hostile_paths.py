@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from helexa.acp.config import Mode
-from helexa.acp.tools.permission import Allowed, AskUser, Denied, Scope, rule
+from helexa.acp.tools.permission_rules import Allowed, AskUser, Denied, Scope, rule
 
 OUTSIDE = [
     *("..", "../", "../outside", "../outside/secret.txt", "../outside/new.txt", "src/../../outside/secret.txt"),

@@ -15,7 +15,7 @@ from helexa.acp.conversation_and_events import Text
 from helexa.acp.tools.bash import Bash
 from helexa.acp.tools.boundary_and_secrets import Boundary, is_secret
 from helexa.acp.tools.files import EditFile
-from helexa.acp.tools.permission import Allowed, AskUser, Scope, rule
+from helexa.acp.tools.permission_rules import Allowed, AskUser, Scope, rule
 from helexa.acp.tools.vetted_commands import HARDENED, vetted_command
 
 SECRETS = [

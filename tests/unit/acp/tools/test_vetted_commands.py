@@ -12,7 +12,7 @@ from helexa.acp.config import Settings
 from helexa.acp.host import LocalHost
 from helexa.acp.tools.bash import Bash
 from helexa.acp.tools.boundary_and_secrets import Boundary
-from helexa.acp.tools.permission import Allowed, AskUser, Scope, rule
+from helexa.acp.tools.permission_rules import Allowed, AskUser, Scope, rule
 from helexa.acp.tools.tool_and_effects import ToolContext
 from helexa.acp.tools.vetted_commands import vetted_command
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helexa.acp.tools.boundary_and_secrets import ResolvedPath
-from helexa.acp.tools.permission import Allowed, AskUser, Denied, Scope, decide
+from helexa.acp.tools.permission_rules import Allowed, AskUser, Denied, Scope, decide
 from helexa.acp.tools.tool_and_effects import Act, Calls, Fetches, Reads, Runs, Writes
 
 
