@@ -107,10 +107,10 @@ def _data_dir(environ: Mapping[str, str]) -> Path:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings of helexa-acp from `config.toml` or environment variables.
+    """Return the settings from `config.toml`; if it is missing, from the environment.
 
     Raises:
-        ConfigError: the configuration is invalid.
+        ConfigError: the configuration is invalid, or the file that HELEXA_ACP_CONFIG_PATH names is missing.
     """
     path = config_path(environ)
     try:
@@ -133,7 +133,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
     """Parse the text of helexa-acp's `config.toml` and return the settings.
 
-    `origin` is the file name for error messages.
+    `origin` is the file name for error messages. `environ` contains the API keys that `api_key_env` names.
 
     Raises:
         ConfigError: the configuration is invalid.

@@ -171,7 +171,7 @@ class Summary(Struct, frozen=True, tag="summary"):
 
 
 class Cleared(Struct, frozen=True, tag="cleared"):
-    """A history entry: the model sees no earlier messages from here on."""
+    """A history entry: the model no longer sees the messages before this entry."""
 
     id: str
 

@@ -85,7 +85,7 @@ class ClientHost:
         started: Callable[[str | None], Awaitable[None]],
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> CommandResult:
-        """Run a shell command in a terminal of the editor; see `Host`."""
+        """Run a shell command, in a terminal of the editor if supported; see `Host`."""
         if not self._client.runs_commands:
             return await self._local.run(
                 command,

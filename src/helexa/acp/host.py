@@ -221,7 +221,7 @@ def check_size(path: Path) -> None:
 class _Output:
     """A pipe for the output of a process.
 
-    The event loop reads the pipe and stores only the newest bytes.
+    The event loop reads the pipe and stores only the newest `limit` bytes.
     """
 
     def __init__(self, limit: int) -> None:

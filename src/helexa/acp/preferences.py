@@ -68,7 +68,7 @@ class Preferences:
         return project if project.cwd == cwd else Project(cwd)
 
     def change(self, cwd: str, change: Callable[[Project], Project]) -> Project:
-        """Replace the preferences for `cwd` by the result of `change`; return the result."""
+        """Pass the preferences for `cwd` to `change`; save and return its result."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # The file lock excludes concurrent changes by other processes.

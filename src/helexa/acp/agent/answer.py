@@ -59,7 +59,7 @@ class AnswerCollector:
         Args:
             emit: callback that receives the agent's events, for example text deltas for the editor.
             kinds: kind of each tool (read, edit, execute, ...) by tool name.
-            used_ids: call ids of earlier responses, which this response must not reuse.
+            used_ids: call ids of earlier responses. A call that repeats one of these ids gets a new id.
         """
         self.id = str(uuid.uuid4())  # id of the response's message in the conversation history
         self.calls: list[CallText] = []  # tool calls in the order of their first delta
@@ -81,7 +81,7 @@ class AnswerCollector:
         return "".join(self._text)
 
     async def read(self, events: AsyncIterator[ModelEvent]) -> None:
-        """Read all events of the response and emit text, reasoning and call events.
+        """Collect the response's events; pass text, reasoning and new calls to `emit`.
 
         Raises:
             ProviderError: the endpoint failed, or the response exceeds a size limit.

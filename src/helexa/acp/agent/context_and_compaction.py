@@ -75,31 +75,20 @@ class Turn:
     """The context of one agent turn: all inputs of the work on one prompt.
 
     A turn consists of rounds. In each round, the model returns a response and the agent runs its tool calls.
-
-    The functions that take a turn behave as follows:
-
-    * `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs a turn. The prompt is the last message of the
-      conversation and is already stored.
-    * Rounds repeat until the model calls no tool. After each round, `run_turn` appends the round's messages to the
-      history and emits `UsageChanged`.
-    * `run_turn` raises only `ProviderError` and `CancelledError`. Before it raises, it stores the partial response.
-    * On cancellation, `run_turn` closes the HTTP stream. Each call without a result gets a failed `ToolResult`,
-      because the history must have a result for each call.
-    * `helexa.acp.agent.context_and_compaction.compact(turn, instructions) -> bool` summarizes the history, if the user
-      requests it.
     """
 
-    settings: Settings
-    messages: Sequence[Message]  # the history, oldest first; `commit` extends it
-    commit: Callable[..., Awaitable[None]]
+    settings: Settings  # the configuration
+    messages: Sequence[Message]  # the history, oldest first. When `run_turn` starts, the last message is the prompt.
+    commit: Callable[..., Awaitable[None]]  # appends messages to the history, in memory and on disk
     choices: Choices
-    models: Models
-    toolbox: "Toolbox"
-    context: ToolContext
+    models: Models  # the configured endpoints and their models
+    toolbox: "Toolbox"  # the tools that the model may call
+    context: ToolContext  # the session's folders, and access to files and commands
+    # returns the user's earlier decision about all tool calls in a scope, or None if there is none
     ruling: Callable[[Scope], bool | None]
-    remember: Callable[[Scope, bool], None]
-    request_permission: PermissionCallback
-    emit: Emit
+    remember: Callable[[Scope, bool], None]  # applies a decision to all calls in a scope until the session ends
+    request_permission: PermissionCallback  # asks the user whether a tool call may run
+    emit: Emit  # sends an event to the editor
 
 
 def visible(messages: Iterable[Message]) -> list[Message]:
@@ -169,10 +158,10 @@ def _part_tokens(part: Part) -> float:
 
 
 def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message]:
-    """Return the messages, shortened to fit into `max_tokens` if possible.
+    """Return the messages, shortened to at most `max_tokens` tokens if possible.
 
-    First the old tool results and then the old responses of the model are replaced by one-line notes. User messages
-    and the last few messages stay unchanged. So the returned messages may still exceed `max_tokens`.
+    Until the messages fit, first tool results and then responses of the model are replaced by one-line notes, oldest
+    first. User messages, short texts and the last `UNTOUCHED` messages stay unchanged, so the result may be too long.
     """
     view = list(messages)
     excess = tokens(view) - max_tokens
@@ -224,7 +213,7 @@ UNCHANGED_SHARE = 8  # a compaction keeps the newest messages that fit in 1 / UN
 MIN_TOKENS = 200  # conversations below this number of tokens are not summarized
 _MAX_RESULT_BYTES = 2000  # maximum bytes of one result, or of one call's arguments, in the text to summarize
 _MAX_PROMPT_BYTES = 4000  # maximum bytes of the user's last prompt that are copied verbatim into the summary
-_USED_SHARE = 0.8  # share of the context that the request may fill, because token estimates are inexact
+_USED_SHARE = 0.8  # share of the context that the request for a summary may fill, because token estimates are inexact
 _SYSTEM = """\
 Summarize a conversation between a user and a coding agent. The agent will continue the work with only your summary.
 
@@ -240,7 +229,7 @@ Leave out what no longer matters. Write only the summary."""
 
 
 async def compact(turn: Turn, instructions: str = "") -> bool:
-    """Let the model summarize the conversation, and append the summary to the history.
+    """Let the model summarize the older messages; append the summary to the history.
 
     If the model fails, the conversation stays unchanged and a failed `CompactionChanged` is emitted. `instructions` are
     the user's additional instructions for the summary.

@@ -26,7 +26,10 @@ _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "ref
 
 
 async def run_turn(turn: Turn) -> StopReason:
-    """Let the agent work on the last message until the model calls no more tools.
+    """Let the agent work on the prompt, the last message of `turn.messages`.
+
+    The turn ends when the model calls no more tools, or after `max_rounds` rounds. After each round, the response and
+    the results of its calls are appended to the history. On cancellation, unfinished calls get failed results.
 
     Raises:
         ProviderError: the endpoint returned no complete response. The partial response is stored in the history.
@@ -94,7 +97,7 @@ class Round:
         await self._commit(runner.results)
 
     async def commit_partial(self) -> None:
-        """Append the text received so far to the history, and report the calls as failed.
+        """Append the received text to the history, and tell the editor that calls failed.
 
         The message in the history contains no tool calls, because they may be incomplete.
         """
@@ -115,11 +118,11 @@ class Round:
 async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, provider: Provider) -> None:
     """Request one model response and collect it in `current.answer`.
 
-    After a temporary error, wait and retry. If the request exceeds the model's context, first let the model summarize
-    the conversation.
+    If the request exceeds the model's context, first let the model summarize the conversation. After a temporary error
+    before the response began, wait and retry.
 
     Raises:
-        ProviderError: all retries failed, or the response ended before it was complete.
+        ProviderError: the endpoint failed and no retry helped, the response broke off, or the request is too long.
     """
     retries, waited_s, overflows, compacted = 0, 0.0, 0, False
     while True:
@@ -154,7 +157,7 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
 
 
 def _wait(error: ProviderError, retries: int) -> float | None:
-    """Return the seconds to wait before a retry, or None if no retry is allowed."""
+    """Return the seconds to wait after `retries` retries, or None to retry no more."""
     if error.kind not in ("rate_limit", "unavailable", "interrupted"):
         return None
     # If the endpoint states no delay, make only few attempts, with growing pauses.

@@ -55,7 +55,7 @@ async def trusted_notes(turn: Turn) -> str:
 async def read_notes(context: ToolContext) -> str:
     """Return the project's instructions for agents, or an empty string.
 
-    The files are read from each folder from the repository root down to the session's working directory.
+    The files in `NOTES` are read from each folder from the repository root down to the session's working directory.
     """
     return await asyncio.to_thread(lambda: "\n\n".join(_notes(context.cwd)))
 

@@ -52,7 +52,7 @@ class Call:
 
 
 def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
-    """Parse a streamed tool call and check its arguments against the tool's schema.
+    """Return the parsed tool call, with checked arguments or with a `failure` message.
 
     Args:
         text: the tool call as the model wrote it.

@@ -92,7 +92,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop sending."""
+        """Stop sending messages to the editor."""
         ...
 
 
@@ -170,7 +170,7 @@ class ValidatingTransport:
     async def send(self, message: Message) -> None:
         """Send a message of the ACP SDK to the editor.
 
-        After a response, run the `after_response` callbacks.
+        If the message is a response, then run the `after_response` callbacks of the request.
         """
         if "method" in message:
             if message["method"] == CANCEL_METHOD:
@@ -191,7 +191,7 @@ class ValidatingTransport:
             callback()
 
     async def close(self) -> None:
-        """Stop sending."""
+        """Stop sending messages to the editor."""
         await self._inner.close()
 
     async def handled(self, work: Callable[[], Awaitable[Any]]) -> Any:

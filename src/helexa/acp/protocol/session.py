@@ -123,13 +123,13 @@ class Session:
         await self.send_updates(*event_updates(event, self._capabilities))
 
     async def send_updates(self, *updates: Update) -> None:
-        """Send `session/update` messages to the editor after `release` was called."""
+        """Wait for `release`, then send `session/update` messages to the editor."""
         await self._released.wait()
         for update in updates:
             await self._send(update)
 
     def release(self) -> None:
-        """Allow `send_updates` to send, after the response with the session's id."""
+        """Let `send_updates` send; called after the response with the session's id."""
         self._released.set()
 
     async def replay(self) -> None:
@@ -166,7 +166,7 @@ class Session:
             )
 
     async def announce(self, commands: list[dict[str, Any]]) -> None:
-        """Send slash commands, token usage and warnings of an opened session."""
+        """Send the slash commands, the token usage and warnings to the editor."""
         await self.send_updates({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         if self.usage is not None:
             usage = UsageChanged(self.usage.used, self.usage.size, self.usage.cost)
@@ -175,11 +175,11 @@ class Session:
             await self.emit(Notice(warning, "warning"))
 
     async def send_options(self) -> None:
-        """Send the session's config options with their current values."""
+        """Send the session's config options with their current values to the editor."""
         await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def send_choices(self) -> None:
-        """Send the permission mode and the config options with their current values."""
+        """Send the current permission mode and config options to the editor."""
         await self.send_updates({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
         await self.send_options()
 
@@ -189,7 +189,7 @@ class Session:
         Only one prompt is handled at a time. Work that is still running for an earlier prompt is canceled first.
 
         Raises:
-            RpcError: the endpoint returned no complete response, or `work` failed with an internal error.
+            RpcError: the endpoint returned no complete response, the session could not be saved, or `work` failed.
         """
         while self.busy:
             await self.cancel()
@@ -225,7 +225,7 @@ class Session:
                 raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
-        """Append a user message to the conversation and let the agent work on it."""
+        """Append `parts` as a user message; let the agent work; return why it stopped."""
         from helexa.acp.agent.loop import run_turn
 
         await self.commit(UserMessage(str(uuid.uuid4()), parts))

@@ -34,7 +34,7 @@ class Command:
 def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
     """Return the slash command at the start of a prompt, and the text after it.
 
-    Return None if the prompt must be sent to the model.
+    Return None if the prompt does not begin with a known command.
     """
     first = parts[0]
     if not isinstance(first, Text) or not first.text.startswith("/"):

@@ -115,7 +115,7 @@ class MessageReader:
                     self._finish = _FINISH.get(reason, "stop")
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the token counts and the `End` event; see `Reader`."""
+        """Yield token counts and `End` if the response is complete; see `Reader`."""
         if self._finish is None:
             return
         cached = self._usage.get("cache_read_input_tokens", 0)

@@ -56,8 +56,8 @@ class EndpointProvider:
     """The client of one endpoint: an API format and a connection.
 
     Some compatible servers reject optional keys of the request body. If an error names such a key, the client repeats
-    the request without the key, and omits the key in later requests to the same model. If a server rejects tools, the
-    system prompt asks the model to write tool calls as text.
+    the request without the key, and omits the key in later requests with the same model and thought level. If a server
+    rejects tools, the system prompt asks the model to write tool calls as text.
     """
 
     def __init__(self, endpoint: Endpoint, api_format: ApiFormat, connection: EndpointConnection) -> None:

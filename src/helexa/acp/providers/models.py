@@ -99,7 +99,8 @@ class Models:
     def listed(self) -> dict[str, list[ModelCard]]:
         """Return the known models by endpoint name, in the order of the configuration.
 
-        A default model that is configured for an endpoint is included even if the endpoint does not list it.
+        An endpoint's configured default model is included even if the endpoint does not list it. The only exception is
+        `DEFAULT_MODEL`, if the endpoint lists other models.
         """
         return {name: self._listed(endpoint) for name, endpoint in self._endpoints.items()}
 
@@ -267,7 +268,8 @@ def _images(entry: dict[str, Any], capabilities: Any) -> bool | None:
     if isinstance(capabilities, list) and capabilities:  # helexa, Ollama
         return "vision" in capabilities or "image" in capabilities
     if isinstance(capabilities, dict):
-        return _supported(capabilities.get("vision", capabilities.get("image_input")))  # Mistral, LM Studio; Anthropic
+        # Mistral and LM Studio send `vision`, Anthropic sends `image_input`.
+        return _supported(capabilities.get("vision", capabilities.get("image_input")))
     return True if entry.get("type") == "vlm" else None
 
 

@@ -148,7 +148,7 @@ class OpenAIChat:
     leaks_markers = True
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the body of `POST /chat/completions` (see `ApiFormat`)."""
+        """Return the body of `POST /chat/completions` without the keys in `rejected`."""
         body: Json = {
             "model": request.model,
             "messages": _messages(request, endpoint),
@@ -217,7 +217,7 @@ class ChatReader:
             self._read_reason(choice.get("finish_reason"), replace=has_output)
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the token counts and the `End` event; see `Reader`."""
+        """Yield token counts and `End` if the response is complete; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:

@@ -111,7 +111,7 @@ class ResponseReader:
             raise provider_error(self._endpoint, 200, {"error": response.get("error") or event}, {}, ())
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the token counts and the `End` event; see `Reader`."""
+        """Yield token counts and `End` if the response is complete; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:

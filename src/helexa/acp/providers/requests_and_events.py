@@ -20,7 +20,7 @@ class ProviderError(Exception):
         self, kind: ErrorKind, message: str, *, retry_after: float | None = None, context_limit: int | None = None
     ) -> None:
         super().__init__(message)
-        # The cause. It determines whether the agent retries, shortens the conversation, or reports the error.
+        # Cause of the error. It determines whether the agent retries, shortens the conversation, or reports the error.
         self.kind = kind
         self.message = message  # a sentence for the user, without secrets
         self.retry_after = retry_after  # seconds to wait before a retry, or None if the endpoint did not report a delay

@@ -31,7 +31,7 @@ class MalformedCall:
 
 
 def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall | MalformedCall:
-    """Parse a tool call, and repair frequent format errors.
+    """Parse a tool call, repairing frequent format errors; return it or an error.
 
     Args:
         name: tool name, or empty if `text` contains the name.
@@ -114,7 +114,7 @@ def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Return the value of a parameter in `<parameter=...>` markup."""
+    """Return a markup parameter's value, converted to the type in its JSON schema."""
     text = text.removeprefix("\n").removesuffix("\n")
     kinds = set(_kinds(schema))
     # Text stays text if the schema allows strings, even if it looks like JSON.

@@ -178,7 +178,7 @@ class MarkerParser:
 
 
 def _tail(text: str, *tokens: str) -> int:
-    """Return how many last characters of `text` could begin one of `tokens`."""
+    """Return how many characters at the end of `text` could begin one of `tokens`."""
     longest = max(map(len, tokens)) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(token.startswith(text[-length:]) for token in tokens):
@@ -262,8 +262,8 @@ class MarkerReader:
     def read(self, event: ModelEvent) -> Iterator[ModelEvent]:
         """Yield the events for one event of the response.
 
-        A text chunk is split into text, reasoning and tool calls, each as a separate event. Other events are yielded
-        unchanged.
+        A text chunk is split into text, reasoning and tool calls, each as a separate event. Before `End`, the remaining
+        text is yielded. If the text contained calls, `End` has the reason `tool_calls` instead of `stop`.
         """
         match event:
             case AnswerDelta(text):

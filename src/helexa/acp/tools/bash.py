@@ -52,7 +52,7 @@ class Bash(BuiltIn):
         return ()
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the whole command, because the title may be truncated."""
+        """Return the whole command for the permission request; the title may be cut off."""
         cwd = arguments["cwd"]
         folder = "" if cwd in (".", "", str(context.cwd)) else f"in {shown_whole(cwd)}:\n"
         return (Text(fenced(folder + shown_whole(arguments["command"]))),)

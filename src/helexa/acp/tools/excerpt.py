@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 _JOINER = "\u200d"
-_HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # characters that are shown although not `isprintable`
+_HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # characters that `printable` does not replace
 # Invisible characters for which `isprintable` is True: fillers, variation selectors, and the empty Braille pattern.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -80,7 +80,7 @@ def ends(text: str, max_bytes: int) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return a Markdown code block whose fence is longer than any fence in the text."""
+    """Return `text` as a Markdown code block whose fence does not occur in `text`."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text.rstrip()}\n{fence}"

@@ -112,7 +112,7 @@ def _nearest(text: str, old: str) -> str:
     """Return a hint with similar text, because the file does not contain `old`.
 
     The hint shows text that differs from `old` only in white space. If there is no such text, the hint shows the line
-    that is most similar to the first line of `old`.
+    that is most similar to the first line of `old`. If no line is similar, the hint is empty.
     """
     lines, wanted_words = text.splitlines(), [line.split() for line in old.splitlines()]
     for index in range(len(lines) - len(wanted_words) + 1):

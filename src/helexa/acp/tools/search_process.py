@@ -30,7 +30,7 @@ _Rules = tuple[tuple[str, GitIgnoreSpec], ...]
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Yield the sorted paths of all files below a folder, in the search process.
+    """Yield the sorted paths of all files below a folder, relative to the folder.
 
     Links are not followed. In a git repository, files are omitted that match the `.gitignore` files,
     `.git/info/exclude` or `~/.config/git/ignore`, even if git tracks them. Outside a repository, files in well-known
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def find(request: Search) -> SearchResults:
-    """Search the files in the search process and return the matching files or lines."""
+    """Return the files or lines that match `request`, or an error about its pattern."""
     try:
         flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
         expression = re.compile(request.text, flags) if request.text is not None else None

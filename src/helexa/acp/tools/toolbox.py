@@ -50,7 +50,7 @@ class Todo(BuiltIn):
         return f"Plan: {_progress(arguments['tasks'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Replace the agent's plan by the tasks in `arguments`."""
+        """Return an outcome that replaces the agent's plan by the tasks in `arguments`."""
         plan = tuple(PlanEntry(**task) for task in arguments["tasks"])
         return ToolOutcome(f"The plan is noted: {_progress(arguments['tasks'])}.", plan=plan)
 

@@ -72,7 +72,7 @@ _HARMLESS_KEYS = re.compile(
 
 
 def _runs_no_program(folder: Path, boundary: Boundary) -> bool:
-    """Return whether commands that only read run no program of a repository.
+    """Return whether git commands that only read run no program of the repository.
 
     This is true if all of the following conditions hold:
 

@@ -134,7 +134,7 @@ class _GuardedResolver(AbstractResolver):
 
 
 def _check_literal(address: URL, allowed: Callable[[Address], bool]) -> None:
-    """Raise an error if the host in a URL is an IP address that is not allowed."""
+    """Raise `_Forbidden` if the host in a URL is an IP address that is not allowed."""
     # The HTTP client does not call `_GuardedResolver` for IP addresses.
     try:
         literal = ipaddress.ip_address(address.host or "")
@@ -232,7 +232,7 @@ class Fetch(BuiltIn):
         return f"Fetch {title(arguments['url'])}"
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the whole URL, because the title may be truncated."""
+        """Return the whole URL for the permission request; the title may be cut off."""
         return (Text(fenced(shown_whole(arguments["url"]))),)
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
