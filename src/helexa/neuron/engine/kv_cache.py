@@ -22,7 +22,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Literal
 
-from helexa.neuron.engine.window_pages import WindowPages
+from helexa.neuron.engine.window_page_pool import WindowPages
 
 # A KV page without its window page, a window page, or the recurrent state of a slot.
 CacheKind = Literal["page", "window", "state"]

@@ -114,7 +114,7 @@ class Batch:
     # causal attention
     attention_ends: NDArray[np.int32] | None = None
     # The next two fields are only set if layers with a sliding window have their own KV pages (see
-    # `engine.window_pages`).
+    # `engine/window_page_pool.py`).
     window_slots: Tensor | None = None  # [T], KV slot of each row in the caches of layers with a sliding window
     # [B, W] in host memory, page numbers as in `SpanTable.pages`, for the caches of layers with a sliding window
     window_pages: NDArray[np.int32] | None = None

@@ -27,7 +27,7 @@ from helexa.neuron.engine.scheduling.draft_length import Candidate, DraftGate, M
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.window_pages import WindowPages, window_pages_needed
+from helexa.neuron.engine.window_page_pool import WindowPages, window_pages_needed
 from helexa.neuron.ops.kernel_header import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.vision.image_tokens_and_errors import expanded_tokens
 from helexa.neuron.vision.processor_choice import PreparedImage

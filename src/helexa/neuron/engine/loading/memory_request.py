@@ -9,7 +9,7 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryRequest
 from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate
-from helexa.neuron.engine.window_pages import window_pages_needed
+from helexa.neuron.engine.window_page_pool import window_pages_needed
 from helexa.neuron.hardware.host_memory import host_memory, own_bytes
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import MAX_DRAFTS, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS

@@ -12,7 +12,7 @@ from helexa.neuron.engine.kv_cache import PagePool, StatePool, extend_chain
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter, first_position, is_behind
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.window_pages import first_page_in_window
+from helexa.neuron.engine.window_page_pool import first_page_in_window
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
 # Maximum number of pages of waiting prompts to look up in a step. The lookups take about a millisecond, most of it for

@@ -10,7 +10,7 @@ from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.window_pages import WindowPages, window_pages_needed
+from helexa.neuron.engine.window_page_pool import WindowPages, window_pages_needed
 
 PAGE, WINDOW = 4, 10
 

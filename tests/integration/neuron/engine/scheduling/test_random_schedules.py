@@ -21,7 +21,7 @@ from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.window_pages import WindowPages, window_pages_needed
+from helexa.neuron.engine.window_page_pool import WindowPages, window_pages_needed
 from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 from nightly import cases
 
