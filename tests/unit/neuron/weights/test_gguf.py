@@ -18,7 +18,7 @@ from helexa.neuron.weights.gguf import header as gguf_header
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 from helexa.neuron.weights.gguf.header import StringArray
-from helexa.neuron.weights.gguf.metadata import suppressed_tokens
+from helexa.neuron.weights.gguf.metadata_access import suppressed_tokens
 
 WriteGguf = Callable[..., Path]
 
