@@ -17,7 +17,7 @@ from helexa.core.logs import quoted
 from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from helexa.neuron.text.tokenizer import AddedText
-from helexa.neuron.weights.gguf.header import StringArray, is_list_of
+from helexa.neuron.weights.gguf.header_and_metadata_reader import StringArray, is_list_of
 from helexa.neuron.weights.gguf.metadata_access import TokenType, corrected_types
 
 _log = logging.getLogger("helexa.neuron.text")

@@ -13,7 +13,7 @@ import orjson
 
 from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 from helexa.neuron.text.tokenizer import Tokenizer, Vocabulary
-from helexa.neuron.weights.gguf.header import is_list_of
+from helexa.neuron.weights.gguf.header_and_metadata_reader import is_list_of
 from helexa.neuron.weights.model_file import MAX_CONFIG_BYTES, MODULES_FILE, open_model_file, read_model_file
 
 _MAX_BYTES = 16 << 20

@@ -16,7 +16,7 @@ from helexa.neuron.weights.fp8_and_mxfp4 import StoredTensor, stored_tensors
 from helexa.neuron.weights.gguf.blocks import SUPPORTED_TYPES, decode
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES
-from helexa.neuron.weights.gguf.header import GgufTensor
+from helexa.neuron.weights.gguf.header_and_metadata_reader import GgufTensor
 from helexa.neuron.weights.gguf.layout import halves
 from helexa.neuron.weights.gguf.mmproj import hugging_face_names, interleaved_heads, mmproj_beside
 from helexa.neuron.weights.model_file import WHOLE, Part

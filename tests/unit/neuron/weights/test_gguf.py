@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.gguf import header as gguf_header
+from helexa.neuron.weights.gguf import header_and_metadata_reader as gguf_header
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
-from helexa.neuron.weights.gguf.header import StringArray
+from helexa.neuron.weights.gguf.header_and_metadata_reader import StringArray
 from helexa.neuron.weights.gguf.metadata_access import suppressed_tokens
 
 WriteGguf = Callable[..., Path]

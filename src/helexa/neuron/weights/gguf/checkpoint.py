@@ -16,7 +16,7 @@ from helexa.neuron.weights.gguf.blocks import PLAIN_TYPES, SUPPORTED_TYPES, deco
 from helexa.neuron.weights.gguf.config import gguf_config
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
-from helexa.neuron.weights.gguf.header import GgufTensor
+from helexa.neuron.weights.gguf.header_and_metadata_reader import GgufTensor
 from helexa.neuron.weights.gguf.layout import GgufLayout, hugging_face_name, layer_of
 from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight

@@ -10,7 +10,7 @@ from typing import Any
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.architecture_settings import FAMILIES
 from helexa.neuron.weights.gguf.files import GgufFile
-from helexa.neuron.weights.gguf.header import is_list_of
+from helexa.neuron.weights.gguf.header_and_metadata_reader import is_list_of
 from helexa.neuron.weights.gguf.metadata_access import Metadata, suppressed_tokens
 
 _GRANITE = frozenset(["granite", "granitehybrid", "granitemoe", "granite_swa"])

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES
-from helexa.neuron.weights.gguf.header import MAX_HEADER_BYTES, GgufHeader, GgufTensor, is_name, read_header
+from helexa.neuron.weights.gguf.header_and_metadata_reader import (
+    MAX_HEADER_BYTES,
+    GgufHeader,
+    GgufTensor,
+    is_name,
+    read_header,
+)
 from helexa.neuron.weights.model_file import WHOLE, Part, TensorFile
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.files import GgufFile
-from helexa.neuron.weights.gguf.header import StringArray, is_list_of, is_name
+from helexa.neuron.weights.gguf.header_and_metadata_reader import StringArray, is_list_of, is_name
 
 _MAX_INTEGER = 2**31 - 1
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.files import GgufFile, gguf_models, is_mmproj
-from helexa.neuron.weights.gguf.header import read_header
+from helexa.neuron.weights.gguf.header_and_metadata_reader import read_header
 from helexa.neuron.weights.gguf.metadata_access import Metadata
 
 _ARCHITECTURE = "clip"
