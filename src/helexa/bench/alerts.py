@@ -113,7 +113,7 @@ class ReviewResult:
 class AlertMonitor:
     """Compares the samples of new builds with those of earlier builds.
 
-    If they differ, more samples are taken, which confirm or dismiss the change.
+    If the samples differ, more samples are taken, which confirm or dismiss the change.
 
     Args:
         config: the `[alerts]` section of the configuration.
@@ -181,7 +181,7 @@ class AlertMonitor:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_WEBHOOK_SECS)) as session:
             for row in waiting:
                 if not await self._post(session, alerts_by_id[row.id]):
-                    break  # retry with the next review
+                    break  # the next call of `deliver` sends this and the remaining alerts
                 self._put(row, {"delivered_ms": now_ms()})
                 delivered += 1
         return delivered

@@ -202,7 +202,7 @@ async def _export(request: Request) -> Response:
 async def _all_runs(
     executor: QueryExecutor, query: dict[str, Any], table: Callable[..., bytes] | None
 ) -> AsyncIterator[bytes]:
-    """Yield all runs that match the filters, read 1000 at a time."""
+    """Yield the runs that match `query` in chunks, as `table` output or JSON lines."""
     offset, page = 0, [object()] * _PAGE
     while len(page) == _PAGE:
         page = await executor.ask(partial(runs, filters=query, limit=_PAGE, offset=offset))

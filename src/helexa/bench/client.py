@@ -279,7 +279,7 @@ class JsonCalls:
         return await self._call("GET", path, None, _CALL_SECS)
 
     async def get_or_none(self, path: str) -> Any:
-        """Send a GET request and return the JSON response, or None if it fails."""
+        """Send a GET request; return the parsed JSON response, or None after an error."""
         try:
             return await self.get(path)
         except TargetError:

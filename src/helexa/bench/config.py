@@ -201,7 +201,7 @@ class BenchConfig(config.Section):
 def load(path: Path | None) -> BenchConfig:
     """Return the configuration from the file at `path` and `BENCH_` variables.
 
-    A relative `db_path` is resolved against the configuration file's folder.
+    If `path` is None, there is no file. A relative `db_path` is resolved against the file's folder.
 
     Raises:
         ConfigError: the configuration is invalid. The message is one line.

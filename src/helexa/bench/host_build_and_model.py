@@ -123,7 +123,7 @@ class Configuration:
 
     @property
     def natural_key(self) -> tuple[str, ...]:
-        """The key columns of the target, host, build, model and scenario."""
+        """The database keys of target, host, build, model and scenario, as one tuple."""
         return (
             *(self.target.name, self.host.hostname, self.host.fingerprint),
             *(self.build.engine, self.build.sha, self.build.fingerprint),

@@ -217,7 +217,9 @@ async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoo
     start = clock.now()
     in_flight: set[asyncio.Task[RequestRecord]] = set()
     tasks: list[asyncio.Task[RequestRecord]] = []
-    backlog: list[int] = []  # recorded from the first response on, because until then the backlog always grows
+    # Number of requests in flight at each arrival. Recorded from the first response on, because until then the
+    # number always grows.
+    backlog: list[int] = []
     saturated = False
     async with asyncio.TaskGroup() as requests:
         for offset in offsets:
@@ -277,7 +279,7 @@ def _slope_is_sure(series: Sequence[float]) -> bool:
 
 
 def _slope(series: Sequence[float]) -> tuple[float, float]:
-    """Return the slope of the least-squares line, and its standard error."""
+    """Return slope and standard error of the least-squares line through `series`."""
     y = np.asarray(series, dtype=np.float64)
     x = np.arange(y.size) - (y.size - 1) / 2
     spread = float(x @ x)

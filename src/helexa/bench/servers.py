@@ -173,7 +173,7 @@ def _is_loaded(entry: object) -> bool:
 
 
 def _served_by_node(info: ModelInfo) -> ServedModel:
-    """Convert a node's report about a loaded model.
+    """Convert a node's report about a loaded model to a `ServedModel`.
 
     The result contains a load request (`ServedModel.load`) with the model's current quantization, devices and ranks.
     """

@@ -82,8 +82,7 @@ _MOST = 20_000  # maximum number of readings in one sample
 async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
     """Provide a list of accelerator readings that grows during the `with` block.
 
-    The block takes a sample. Meanwhile, the readings are requested from `server` every `interval_secs` seconds, and
-    once more at the end of the block.
+    During the block, the readings are requested from `server` every `interval_secs` seconds, and once more at its end.
     """
     start = clock.now()
     readings: list[Reading] = []
@@ -211,7 +210,7 @@ class Sweep:
     async def _keep(
         self, connection: Connection, identity: Identity, configuration: Configuration, sample: Sample
     ) -> None:
-        """Store a sample, unless the target has changed since the start of the sample."""
+        """Store a sample, or raise TargetChangedError if the target changed during it."""
         try:
             same = await connection.server.identity() == identity
         except TargetError:  # The load may have broken the target, so the sample is stored.

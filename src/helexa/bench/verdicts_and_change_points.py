@@ -122,7 +122,8 @@ def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -
     Args:
         verdict: verdict on all samples of the build.
         first: samples from before the suspicion.
-        extra: samples taken after the suspicion. `first` and `extra` together are all samples of the build.
+        extra: samples taken after the suspicion, without which the result is False. `first` and `extra` together are
+            all samples of the build.
     """
     if verdict.state not in ("regressed", "improved") or verdict.interval is None or not len(extra):
         return False

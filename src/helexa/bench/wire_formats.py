@@ -188,7 +188,7 @@ def _take_openai_usage(usage: dict[str, Any], record: RequestRecord) -> None:
 
 
 def _take_node_timing(timing: dict[str, Any], record: RequestRecord) -> None:
-    """Store the durations that helexa reports in both API formats."""
+    """Store in `record` the durations that helexa reports in both API formats."""
     if timing:
         record.prefill_s = seconds(timing.get("prefill_ms"))
         record.decode_s = seconds(timing.get("decode_ms"))
@@ -196,7 +196,7 @@ def _take_node_timing(timing: dict[str, Any], record: RequestRecord) -> None:
 
 
 def _take_timings(timings: dict[str, Any], record: RequestRecord) -> None:
-    """Store the durations and cached tokens that llama.cpp reports."""
+    """Store in `record` the durations and cached tokens that llama.cpp reports."""
     if not timings:
         return
     record.prefill_s = seconds(timings.get("prompt_ms"))
@@ -287,7 +287,7 @@ def _take_anthropic_delta(index: int, delta: dict[str, Any], record: RequestReco
 
 
 def _take_anthropic_usage(usage: dict[str, Any], record: RequestRecord) -> None:
-    """Store the token counts and server timings of `usage`.
+    """Store in `record` the token counts and server timings of `usage`.
 
     The first and the last event of a stream have this field. An output token count of 0 is ignored.
     """

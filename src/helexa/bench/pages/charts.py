@@ -170,7 +170,7 @@ def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
 
 
 def _ticks(lengths: Sequence[float]) -> list[float]:
-    """Return the context lengths that have enough space for a label."""
+    """Return the context lengths that get a label, far enough from the previous label."""
     positions: list[float] = []
     for length in lengths:
         if not positions or length >= positions[-1] * (lengths[-1] / lengths[0]) ** _TICK_SHARE:

@@ -95,7 +95,7 @@ def latest(
 ) -> list[LatestResult]:
     """Return the newest configuration of each target, model and scenario.
 
-    The results are sorted by target, model and scenario.
+    Each result contains the valid samples of the configuration. The results are sorted by target, model and scenario.
 
     Args:
         archive: the result database.
@@ -130,7 +130,7 @@ def latest(
 
 
 def scenario_order(tables: DimensionTables, scenario_id: int) -> tuple[Any, ...]:
-    """Return the sort key of a scenario: kind, then name in numeric order."""
+    """Return a scenario's sort key: kind in `KINDS`, then name with numbers by value."""
     row = tables.scenarios[scenario_id]
     parts = [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in row.name.split(":")]
     rank = KINDS.index(row.kind) if row.kind in KINDS else len(KINDS)

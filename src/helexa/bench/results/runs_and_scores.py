@@ -73,7 +73,7 @@ _LONGEST_ARTIFACT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The score of an automatic check in the newest runs, with the decode rate."""
+    """Medians of score and decode rate of an automatic check, for the newest build."""
 
     target: str
     model: str
@@ -106,7 +106,7 @@ class Artifact:
 
 
 def checks(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Check]:
-    """Return the newest runs of automatic checks, with their scores.
+    """Return the score of each automatic check, for the newest build.
 
     Capability probes are not included.
     """

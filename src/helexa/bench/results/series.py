@@ -146,10 +146,10 @@ def _samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
-    """Return the samples of `configuration` and comparable earlier builds, by build.
+    """Return the samples of `configuration` and of earlier builds, grouped by build.
 
-    The samples of a build are in the order in which they were stored, which is correct even if the calendar clock was
-    changed between two samples.
+    The earlier builds have the same target, host, model and scenario. The samples of a build are in the order of their
+    storage, which is correct even if the calendar clock was changed between two samples.
     """
     rows = archive.reader.select(
         f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"

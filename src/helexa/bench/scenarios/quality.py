@@ -73,7 +73,7 @@ _JSON_CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Correctness(Scenario):
-    """A list of cases that are sent one after the other.
+    """Requests with known correct responses, sent one after the other.
 
     The score is the share of correct responses.
     """

@@ -109,7 +109,7 @@ def first_failure(records: Sequence[RequestRecord]) -> str | None:
 
 
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
-    """Return whether a scenario fits: the model generates text, with enough context."""
+    """Return whether `model` generates text and its context is large enough."""
     # The actual number of prompt tokens may exceed `prompt_tokens`, because the benchmark counts words. The check
     # therefore adds 10 %.
     fits_context = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context

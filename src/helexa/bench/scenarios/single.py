@@ -106,7 +106,7 @@ class Cancel(Scenario):
         return {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "chunks": _CHUNKS}
 
     def suits(self, model: ServedModel, control: NeuronTarget | None) -> bool:
-        """Return whether the server reports its requests in flight."""
+        """Return whether the model generates text and `control` counts its requests."""
         return control is not None and Scenario.suits(self, model, control)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:

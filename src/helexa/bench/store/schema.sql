@@ -115,7 +115,7 @@ CREATE INDEX run_cell ON run (target_id, model_id, scenario_id, build_id, host_i
 CREATE INDEX run_started ON run (started_ms);
 CREATE INDEX run_build ON run (build_id);
 
--- Times are seconds from the start of the sample on the client's monotonic clock.
+-- `scheduled_s`, `sent_s` and `ended_s` are seconds from the start of the sample on the client's monotonic clock.
 CREATE TABLE request (
     run_id INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
     number INTEGER NOT NULL,
