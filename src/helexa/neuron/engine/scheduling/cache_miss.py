@@ -13,7 +13,8 @@ from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memo
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Int32
 
-# Number of tokens that must be computed again before a miss is reported.
+# Minimum number of tokens that a prompt must compute before a `PrefixMiss` is reported. Only prompts with at least as
+# many tokens are recorded.
 LEAST_MISSED = 512
 
 _MOST_TOKENS = 1 << 20  # maximum number of tokens of all recorded prompts together, which take 4 MiB
@@ -39,7 +40,7 @@ class RecentPrompts:
         """Return why a starting sequence must compute many tokens again; else None.
 
         The prompt is compared with the most similar earlier prompt of the same principal. Many means at least
-        `LEAST_MISSED` tokens: either of the common beginning, which is no longer cached, or after the first difference.
+        `LEAST_MISSED` tokens, either of the common beginning, if the cache lacks them, or after the first difference.
         """
         length, cached = len(sequence.tokens), sequence.computed
         if length - cached < LEAST_MISSED or not self._memory.may_reuse(sequence):
@@ -56,7 +57,7 @@ class RecentPrompts:
         return None
 
     def remember(self, sequence: Sequence) -> None:
-        """Record the prompt of a sequence whose prefill has ended."""
+        """Record a prefilled prompt, unless it is short or may not use cached pages."""
         if len(sequence.request.prompt) < LEAST_MISSED or not self._memory.may_reuse(sequence):
             return
         if key := sequence.request.prefix_key:
@@ -75,7 +76,7 @@ class RecentPrompts:
             self._forget(next(iter(self._prompts)))
 
     def prefixes(self, saved: Mapping[str, bytes], on_disk: Callable[[bytes], bool]) -> CachedPrefixes:
-        """Return which prefix keys have cached prompts.
+        """Return the prefix keys of the prompts that are cached in memory or on disk.
 
         Args:
             saved: hashes of pages on disk by prefix key, from earlier engines.

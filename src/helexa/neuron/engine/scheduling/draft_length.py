@@ -1,6 +1,6 @@
 """Decides how many tokens to draft, and from where, by cost and acceptance.
 
-The engine verifies drafts (predicted tokens) of a sequence in one step. They come from n-gram lookup (see
+The engine verifies drafts (predicted tokens) of a sequence in one step. Drafts come from n-gram lookup (see
 `ngrams_and_counts`), or from a draft model: a smaller model with the same vocabulary. The gate (`DraftGate`) compares
 the expected number of tokens per second for each number of drafts, from three measurements:
 
@@ -276,7 +276,7 @@ class DraftGate:
         return self._rest > 0
 
     def choose(self, candidates: Collection[Candidate], rows: int) -> tuple[int, list[ModelDrafter]]:
-        """Return the number of drafts per sequence, and the drafters that draft.
+        """Return the drafts per sequence, and the drafters that draft; (0, []) for none.
 
         Args:
             candidates: the sequences that may draft.

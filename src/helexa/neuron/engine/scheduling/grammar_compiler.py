@@ -143,14 +143,14 @@ class Grammars:
             self._exhausted.add(grammar)
 
     def _next(self, cache: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
-        """Wait for the next sequence to compile; return None after `close`."""
+        """Wait for a sequence whose grammar is to be compiled; return None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._closed)
             if self._closed:
                 return None
             while self._exhausted:
                 cache.pop(self._exhausted.pop(), None)
-            # A sequence whose grammar is compiled need not wait for the compilation of others.
+            # A sequence whose grammar is in the cache does not wait until other grammars are compiled.
             cached = (sequence for sequence in self._new.values() if sequence.request.grammar in cache)
             sequence = next(cached, None) or next(iter(self._new.values()))
             return self._new.pop(sequence.id)

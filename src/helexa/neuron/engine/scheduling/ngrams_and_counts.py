@@ -30,7 +30,7 @@ class Drafter:
     """Drafts tokens for one sequence by n-gram lookup (see the module)."""
 
     def __init__(self, tokens: list[int]) -> None:
-        # The sequence's tokens. The drafter reads the list again at each call; it must only grow.
+        # The sequence's tokens. The drafter reads this list again at each call, so the list must only grow.
         self._tokens = tokens
         self.acceptance = Acceptance(_DECAY)
         self._depth = _FIRST_DEPTH
@@ -50,7 +50,7 @@ class Drafter:
         return self._match <= _SHORT or hash(tuple(self._tokens[-gram_length:])) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` draft tokens, which may follow the sequence's last token."""
+        """Return up to `limit` drafts after the last token; () without a repetition."""
         self._read()
         tokens = self._tokens
         get = self._index.get

@@ -44,7 +44,7 @@ class Memory:
         self.on_discard: Callable[[Sequence], None] = lambda sequence: None
 
     def computed_before(self, sequence: Sequence) -> list[int]:
-        """Return the cached pages of the beginning of `sequence`, without its last token."""
+        """Return the cached pages with which `sequence` can start, before its last token."""
         if not self.may_reuse(sequence):
             return []
         full_pages = (len(sequence.tokens) - 1) // self._pages.page_size  # the logits of the last token are needed
@@ -102,8 +102,8 @@ class Memory:
         return matched
 
     def room(self, running: Iterable[Sequence]) -> int:
-        """Return how many free pages `running` sequences do not need for known tokens."""
-        # `grow` does not change this number, because it only allocates pages for known tokens.
+        """Return the free pages, minus those that `running` still need for their tokens."""
+        # `grow` does not change this number, because it only allocates pages that are subtracted here.
         return self._pages.free - sum(max(self._needed(other) - len(other.pages), 0) for other in running)
 
     def pages_to_start(self, sequence: Sequence, prefix: list[int]) -> int:
@@ -176,7 +176,7 @@ class Memory:
         self._release_unseen(sequence)
 
     def prepare_drafts(self, sequence: Sequence, drafter: ModelDrafter) -> None:
-        """Find pages that the draft model has computed, if the drafter is far behind."""
+        """Let a drafter that is far behind continue after pages in `PagePool.drafted`."""
         length = len(sequence.tokens)
         # number of positions in released pages, which other sequences may use now
         released = sequence.unseen * self._pages.page_size
@@ -316,10 +316,10 @@ class Memory:
         return following < len(sequence.chain) and self._pages.holds(sequence.chain[following])
 
     def most_lost(self, tokens: int) -> int:
-        """Return the smallest miss to report, in tokens, but at least `tokens`.
+        """Return how many tokens must be computed again to report a `PrefixMiss`.
 
-        Between two snapshots, a model with recurrent layers computes tokens again although their pages are cached. The
-        smallest miss is therefore larger than the interval of snapshots.
+        The result is `tokens` for models without recurrent layers. Other models start only at snapshots, so they often
+        compute tokens of cached pages again. Only more tokens than between two snapshots are then reported.
         """
         return tokens if self._states is None else max(tokens, _SNAPSHOT_INTERVAL + 1)
 

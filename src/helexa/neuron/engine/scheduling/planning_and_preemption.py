@@ -127,7 +127,7 @@ class Planner:
         ]
         for sequence in self._controller.choose(decoding, limits.rows):
             self._place(sequence, sequence.pending, plan)
-        # Suspects wait at the head of the waiting queue and must not start together, so no prompts start before them.
+        # Suspects wait at the head of the waiting queue and must not start together, so no prompt starts before them.
         if not self._queues.suspects:
             self._add_prompts(plan, limits)
             # The fair-share limits may allow no token, for example if only heavy principals have prompts and nothing
@@ -192,9 +192,10 @@ class Planner:
             remaining -= self._take(sequence, min(sequence.pending, sequence_limit, remaining), plan, limits)
 
     def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
-        """Yield the sequences to prefill: first running, then waiting, by arrival.
+        """Yield the sequences to prefill, those of principals with few sequences first.
 
-        A waiting sequence moves to the running sequences when it is yielded.
+        A sequence comes earlier if its principal has fewer running sequences before it. Of equal sequences, running
+        ones come first. A waiting sequence moves to the running sequences when it is yielded.
         """
         # The first sequence of each principal comes first, whether it is running or waiting.
         sequence_counts: Counter[str] = Counter()

@@ -138,6 +138,6 @@ def mrope_positions(
 
 
 def _count(positions: Int32, first: int) -> int:
-    """Write the positions of a text from `first` on, and return the next position."""
+    """Fill `positions` with the numbers from `first` on, and return the next number."""
     positions[:] = first + np.arange(positions.shape[1])
     return first + positions.shape[1]

@@ -92,20 +92,14 @@ class Scheduler:
         return not self.queues.running and not self.queues.waiting
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """Add a new sequence to the waiting queue; return the error if it is rejected.
-
-        Return None if it is accepted.
-        """
+        """Queue a new sequence and return None, or return the error of a rejection."""
         rejection = self.check(sequence)
         if rejection is None:
             self.enqueue(sequence)
         return rejection
 
     def check(self, sequence: Sequence) -> TokenOutput | None:
-        """Prepare a new sequence for `enqueue`; return the error if it must be rejected.
-
-        Return None if it is accepted.
-        """
+        """Prepare a sequence for `enqueue` and return None, or return a rejection."""
         if len(self.queues.waiting) >= self.options.max_waiting:
             return sequence.failure(
                 f"overloaded: {len(self.queues.waiting)} requests already wait for the model; try again later"
@@ -180,7 +174,10 @@ class Scheduler:
         return self.committer.commit(plan, sampled, logprobs, hidden, scores)
 
     def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
-        """Handle a failed step so that only the sequence that causes the failure ends.
+        """Find the sequence that made a step fail, and return its error output, if found.
+
+        A sequence that was alone in the step ends with `error`. If the step had several sequences, all running
+        sequences become suspects (see `Queues.suspects`), and the result is empty.
 
         Args:
             after: the plan of the step that was launched after the failed step; None if there is none. The results of

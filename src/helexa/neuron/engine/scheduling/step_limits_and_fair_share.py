@@ -46,7 +46,7 @@ _ROW_MULTIPLE = 8  # a mixed step has a multiple of this many rows, because a st
 
 # Fair share.
 _FAIR_STRETCH = 1.6
-_FAIR_STEP_EVERY = 16  # one of this many steps is a fair step, so that its duration is measured
+_FAIR_STEP_EVERY = 16  # one of this many steps is a fair step (see the module), whose duration is measured
 # One of this many steps has no prompt tokens of heavy principals, so that the duration of decoding is measured.
 _LIGHT_STEP_EVERY = 8
 _FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until the cost of a prompt token is known
@@ -60,14 +60,16 @@ _FIXED_BASE, _FIXED_ROW, _FIXED_TOKEN = 0.01, 0.0005, 0.0002
 class StepCost:
     """Cost model that learns from finished steps and predicts durations of steps.
 
-    `base` and `row` are learned from decode-only steps, `token` from steps with decode rows and prompt tokens.
+    A step takes `base` seconds, `row` seconds per decode row, and `token` seconds per prompt token. `base` and `row`
+    are learned from decode-only steps, `token` from steps with decode rows and prompt tokens.
     """
 
     def __init__(self, token_seconds: float = 0.0) -> None:
         # seconds that one prompt token adds to a step with decode rows; None until measured
         self.token: float | None = None
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # sums over steps: 1, rows, seconds, rows * rows, rows * seconds
-        self._line: tuple[float, float] | None = None  # `base` and `row`; None until measured
+        # `base` and `row`: seconds of a step without rows, and seconds per row; None until measured
+        self._line: tuple[float, float] | None = None
         self._decode: float | None = None  # moving average of the seconds of decode-only steps
         # measured seconds of a step with one token, used as the first value of `worst_token`; 0 if unknown
         self._first_worst = token_seconds
@@ -147,21 +149,17 @@ class StepLimits:
         return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
 
     def widen(self, chunked: Sequence, tokens: int) -> None:
-        """Raise the limit on prompt tokens of heavy principals to at least `tokens`.
+        """Raise `heavy_tokens` to `tokens`, unless `chunked` is of a principal in `heavy`.
 
         Args:
-            chunked: a prompt of which only a chunk fits into the step. If the prompt belongs to a heavy principal, the
-                method does nothing.
+            chunked: a prompt of which only a chunk fits into the step.
             tokens: number of prompt tokens of the step that prompts other than `chunked` may use.
         """
         if chunked.principal not in self.heavy:
             self.heavy_tokens = max(self.heavy_tokens, tokens)
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Count `tokens` planned prompt tokens against the limit of heavy principals.
-
-        Do nothing if the principal of `sequence` is not heavy.
-        """
+        """Subtract `tokens` from `heavy_tokens`, if `sequence` is of a heavy principal."""
         if sequence.principal in self.heavy:
             self.heavy_tokens -= tokens
 
@@ -184,9 +182,10 @@ class StepController:
         self._mixed_run = 0  # number of steps with decode rows and prompt tokens since the last decode-only step
         self._rows = 0  # last maximum number of decode rows; the next maximum is at most twice as high
         self._heavy: frozenset[str] = frozenset()
-        # predicted seconds of a fair step; None if unknown, or if only one principal has sequences
+        # predicted seconds of a step in which each principal has the same number of decode rows (a fair step); None if
+        # unknown, or if only one principal has sequences
         self._fair_seconds: float | None = None
-        self._overrun = 0.0  # seconds of excess time that fair steps must compensate
+        self._overrun = 0.0  # seconds by which steps exceeded their fair-share limit, until fair steps compensate them
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -236,7 +235,8 @@ class StepController:
         fair_rows = lightest * len(sequence_counts)
         heavy = self._heavy = frozenset(principal for principal, count in sequence_counts.items() if count > lightest)
         fair_seconds = self._fair_seconds = self._cost.decode(fair_rows) if self._cost.knows_rows else None
-        # A fair step measures the duration of fair steps, or compensates excess time.
+        # This step is a fair step: it has the same number of rows for each principal. It is due at fixed intervals, so
+        # that its duration is measured, and after steps with excess time, to compensate this time.
         if self._step % _FAIR_STEP_EVERY == 0 or self._overrun > 0:
             return StepLimits(fair_rows, heavy)
         light_step = self._step % _LIGHT_STEP_EVERY == 0
@@ -256,9 +256,9 @@ class StepController:
         return StepLimits(rows, heavy, tokens, self._tokens_within(fair_seconds))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
-        """Return at most `rows` of the `decoding` sequences for the next step.
+        """Return at most `rows` (None: all) of the `decoding` sequences for the next step.
 
-        One sequence of each principal comes first, then a second sequence of each principal, and so on.
+        One sequence of each principal is chosen first, then a second sequence of each principal, and so on.
         """
         chosen = decoding
         if rows is not None and len(decoding) > rows:
@@ -282,7 +282,7 @@ class StepController:
         return max(self._cost.worst_token * tokens, self._cost.decode(tokens) or 0.0)
 
     def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
-        """Learn the costs and the excess time of a finished step.
+        """Learn the costs of a finished step, and its excess over the fair-share limit.
 
         Args:
             rows: number of decode rows of the step.
@@ -295,7 +295,7 @@ class StepController:
         if tokens and (rows + tokens >= self.max_prompt_tokens // 2 or seconds > self._max_seconds):
             self._cost.learn_worst(rows + tokens, seconds)
         if self._fair_seconds is not None:
-            # Prompts of light principals made the step longer. Heavy principals do not owe this time.
+            # Prompts of principals that are not heavy made the step longer. This time does not count as excess time.
             charged_seconds = min(seconds, self._fair_seconds) if prompts.keys() - self._heavy else seconds
             overrun = self._overrun + charged_seconds - _FAIR_STRETCH * self._fair_seconds
             self._overrun = min(max(overrun, 0.0), _MAX_OVERRUN * self._fair_seconds)
@@ -329,7 +329,7 @@ class StepController:
         return min(max(tokens, 1), self._max_mixed_tokens or tokens)
 
     def _first_heavy_tokens(self) -> int:
-        """Return the prompt-token limit of heavy principals if the row cost is unknown."""
+        """Return `StepLimits.heavy_tokens` for steps while the row cost is unknown."""
         average = self._cost.decode(0)
         if average is None or self._cost.token is None:
             return _FIRST_HEAVY_TOKENS
