@@ -22,12 +22,12 @@ class CacheBytes:
 
     @tensors.inference_mode()
     def read(self, index: int) -> bytes:
-        """Return a copy of a page or a slot in all layers."""
+        """Return a copy of the page or slot number `index`, with the parts of all layers."""
         return b"".join((_copied(cache[index]) if raw is None else raw[index]).data for cache, raw in self._caches)
 
     @tensors.inference_mode()
     def write(self, index: int, contents: bytes | memoryview) -> None:
-        """Replace a page or a slot in all layers by bytes from `read`."""
+        """Replace the page or slot number `index` by `contents`, a result of `read`."""
         values, start = np.frombuffer(contents, np.uint8), 0
         for cache, raw in self._caches:
             if raw is not None:

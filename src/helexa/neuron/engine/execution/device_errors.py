@@ -47,11 +47,11 @@ class OutOfMemoryCounter:
         self._count = 0
 
     def reset(self) -> None:
-        """Set the count to zero. Called after a successful step."""
+        """Set the count to zero, after a successful step."""
         self._count = 0
 
     def strike(self) -> bool:
-        """Count a failed step; return True after `_MOST_STRIKES` failures in a row."""
+        """Count a failed step; return whether the last `_MOST_STRIKES` steps have failed."""
         self._count += 1
         # The requests of one step may cause a single failure. Several failures in a row mean that the process itself
         # has too little memory.

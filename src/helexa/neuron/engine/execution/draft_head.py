@@ -59,10 +59,10 @@ class HeadDrafter(ModelDrafter):
         self._kept += len(states)
 
     def prepare(self, length: int) -> bool:
-        """Choose the rows to compute for drafts after `length` tokens.
+        """Choose the positions that the head must compute to draft after `length` tokens.
 
         Returns:
-            Whether the head can draft. It needs the hidden state of the token before the last token.
+            Whether the head can draft. It needs the hidden state of the token before the last of these tokens.
         """
         end, oldest = length - 1, self._kept - len(self._states)
         if not oldest < end <= self._kept:
@@ -73,7 +73,7 @@ class HeadDrafter(ModelDrafter):
         return True
 
     def missing(self, length: int) -> int:
-        """Return how many rows the head must compute for a sequence of `length` tokens."""
+        """Return how many positions the head must compute to draft after `length` tokens."""
         return length - 1 - self.read
 
     def learn(self, drafted: int, accepted: int) -> None:
@@ -83,7 +83,7 @@ class HeadDrafter(ModelDrafter):
         self.end = 0
 
     def unread(self, length: int) -> list[Float32]:
-        """Return the hidden states of the rows that the head must compute (see `missing`)."""
+        """Return the hidden states of the positions that `missing` counts."""
         oldest = self._kept - len(self._states)
         return list(islice(self._states, self.read - oldest, length - 1 - oldest))
 
@@ -105,7 +105,7 @@ class HeadModel(DraftModel):
         self._numbers = list(range(contexts))  # numbers of the contexts, the least recently used first
         self._own_states: dict[int, Float32] = {}  # hidden state that the last pass computed, by sequence id
         # A head may have logits of fewer tokens than the model. `targets` then maps each logit to a token of the model,
-        # and `_logit_of` maps each token to its logit, or to the number of logits if it has none.
+        # and `_logit_of` maps each token to its logit, or to the number of logits if the token has no logit.
         self._targets, self._logits = self._head.targets, vocab_size
         self._logit_of: Int32 | None = None
         if self._targets is not None:
@@ -114,7 +114,7 @@ class HeadModel(DraftModel):
             self._logit_of[self._targets] = np.arange(self._logits)
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return the number of last prompt tokens whose hidden states the head needs."""
+        """Return `TAIL`; 0 if `plan` has more sequences than contexts, or `gate` rests."""
         return TAIL if len(plan) <= len(self._owners) and not gate.rests else 0
 
     def keep(self, plan: Plan, states: Float32 | None, tail: int, gate: DraftGate) -> None:
@@ -139,10 +139,7 @@ class HeadModel(DraftModel):
                 sampled += count
 
     def begin(self, drafters: Rows[ModelDrafter]) -> None:
-        """Give a context to each drafter that has none.
-
-        The contexts of the drafters that drafted longest ago are reused.
-        """
+        """Give a context to each drafter that has none, the least recently used first."""
         own = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
         kept = {drafter.context for drafter in own if self._owns(drafter)}
         for drafter in own:
@@ -164,7 +161,7 @@ class HeadModel(DraftModel):
         self._owners[number], drafter.context = drafter, number
 
     def predict(self, spans: Rows[Span], gate: DraftGate) -> list[int]:
-        """Return the next token of each sequence after its drafts so far."""
+        """Return the token after the drafts of each span; `NON_FINITE` for NaN logits."""
         rows = [self._rows(*span) for span in spans]
         step = step_of(rows, sampling_for(spans, self._logits, self._logit_of))
         begun = time.perf_counter()

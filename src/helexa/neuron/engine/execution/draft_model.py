@@ -62,14 +62,14 @@ class DraftModel:
         self._vocab_size = vocab_size
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return the number of last prompt tokens whose hidden states the drafts need.
+        """Return of how many last prompt tokens the step must keep hidden states.
 
-        If the number is 0, the step keeps no hidden states at all.
+        0 keeps no hidden states at all. Draft models need none, so only draft heads override this method.
         """
         return 0
 
     def keep(self, plan: Plan, states: Float32 | None, tail: int, gate: DraftGate) -> None:
-        """Keep the hidden states of a finished step, if the drafts depend on them.
+        """Keep hidden states of a finished step; only draft heads override this method.
 
         Args:
             plan: the plan of the step, which is not committed yet.
@@ -106,7 +106,7 @@ class DraftModel:
         """Prepare `drafters` for the passes of a step; overridden by draft heads."""
 
     def predict(self, spans: Rows[Span], gate: DraftGate) -> list[int]:
-        """Return the next token of each sequence after its drafts so far."""
+        """Return the token after the drafts of each span; `NON_FINITE` for NaN logits."""
         step = step_of([_rows(*span) for span in spans], sampling_for(spans, self._limits.vocab_size))
         begun = time.perf_counter()
         tokens = self._runner.launch(step).read().tokens
@@ -156,7 +156,7 @@ def step_of(spans: Rows[CacheRows], sampling: Sampling) -> StepInput:
 
 
 def order_of(spans: Rows[CacheRows]) -> list[int]:
-    """Return the order of spans in a draft model's pass: spans of one row first."""
+    """Return the indices of `spans` in the order of a pass: spans of one token first."""
     return sorted(range(len(spans)), key=lambda index: len(spans[index].tokens) > 1)
 
 
@@ -179,7 +179,7 @@ def sampling_for(spans: Rows[Span], vocab_size: int, logit_of: Int32 | None = No
 
 
 def _rows(sequence: Sequence, drafter: ModelDrafter, drafts: tuple[int, ...]) -> CacheRows:
-    """Return the rows of the next pass: the missing tokens, or the latest draft."""
+    """Return a sequence's rows in the next pass: the latest draft, else new tokens."""
     tokens = [drafts[-1]] if drafts else sequence.tokens[drafter.end :]
     first = len(sequence.tokens) + len(drafts) - len(tokens)
     return CacheRows(tokens, first, drafter.start, sequence.pages[drafter.start // PAGE_SIZE :])

@@ -121,8 +121,8 @@ class ImageRows:
     def deepstack(self) -> Float32 | None:
         """Values to add to the hidden states of the E image tokens, float32 [D, E, H].
 
-        The first dimension numbers the first layers of the model, after which the values are added. None if the vision
-        tower has no such values, or if the step has no image tokens.
+        The values at index d of the first dimension are added after layer d of the model. None if the vision tower has
+        no such values, or if the step has no image tokens.
         """
         return np.concatenate(self._deepstack, axis=1) if self._deepstack else None
 

@@ -47,7 +47,7 @@ class OtherProcesses(Protocol):
         ...
 
     def run(self, step: StepInput) -> None:
-        """Make all processes compute a step."""
+        """Send a step to all processes, which compute it while this process goes on."""
         ...
 
     def clear(self, pages: list[int]) -> None:

@@ -133,7 +133,7 @@ class Runner:
 
     @property
     def counts_kernels(self) -> bool:
-        """Whether kernels count progress, and this process computes the whole model."""
+        """Whether kernels report their progress, and no other process computes a part."""
         return self.computes_alone and self.ops.counts_items
 
     @tensors.inference_mode()

@@ -18,7 +18,7 @@ from helexa.neuron.ops.sampling import Adjustments, Sampling
 _MASK64 = (1 << 64) - 1
 _NONE = Adjustments()
 
-_Row = tuple[Sequence, tuple[int, ...]]  # the sequence of a row of logits, and the drafts before the row
+_Row = tuple[Sequence, tuple[int, ...]]  # a row of logits: its sequence, and the drafts that precede its sampled token
 _Cells = tuple[Int32, Float32]  # the tokens whose logits are adjusted in a row, and each bias or penalty
 _NO_CELLS: _Cells = (int32(), np.empty(0, np.float32))
 
@@ -106,7 +106,7 @@ def build_step(
 
 
 def sampled_rows(sampling: Plan) -> Iterator[_Row]:
-    """Yield sequence and preceding drafts of each row of logits to sample from.
+    """Yield the sequence and the preceding drafts of each row that samples a token.
 
     A plan entry with d drafts has d + 1 rows. The first row follows no drafts, and the last row follows all d drafts.
     """
@@ -146,7 +146,7 @@ def _repetitions(sequence: Sequence, drafts: tuple[int, ...]) -> _Cells:
     if penalty == 1.0:
         return _NO_CELLS
     tokens = sequence.token_counts.distinct()
-    # The last token may still be computed by the step in flight. Its placeholder is not in the counts.
+    # The step in flight may still compute the last token. Its negative placeholder in `tokens` is not counted.
     placeholders = [token for token in (sequence.tokens[-1],) if token < 0]
     if drafts or placeholders:
         tokens = np.concatenate((tokens, int32([*placeholders, *drafts])))
