@@ -26,7 +26,7 @@ _SHORT_CONTEXT = 8192
 
 
 def choose_backend(options: EngineOptions, rank: int = 0) -> None:
-    """Choose numpy if native kernels may compute a model with `options`, else torch."""
+    """Choose numpy if native kernels allow `options` or torch is missing; else torch."""
     native = (
         options.device_of(rank).partition(":")[0] == "cpu"
         and options.kernels == "auto"
@@ -45,7 +45,7 @@ def import_torch_for_gpu() -> None:
 
 
 def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
-    """Call `load`, and call it again with torch if the model requires torch.
+    """Call `load`; if it raises `TorchRequired`, switch to torch and call it again.
 
     Args:
         name: name of the model, for the error message and the log.

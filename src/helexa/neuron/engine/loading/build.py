@@ -215,7 +215,7 @@ def _quant_policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, o
 
 
 def _rank_group(options: EngineOptions, rank: int, device: Device) -> RankGroup:
-    """Return the position of rank number `rank` among the ranks of an engine."""
+    """Return a rank's number, the number of ranks, and whether the ranks add results."""
     mode = options.tensor_parallel_mode
     adds_results = mode == "sum" or (mode == "auto" and device.type == "cuda")
     return RankGroup(rank, options.tensor_parallel, adds_results and options.tensor_parallel > 1)

@@ -85,6 +85,7 @@ class DraftPart(Build):
 
         Args:
             decoder: the model that verifies the drafts.
+            on_progress: called with (bytes read, total bytes) while the weights load.
         """
         return self.model(on_progress)
 
@@ -140,7 +141,7 @@ class HeadPart(Build):
         raise NotImplementedError
 
     def check(self, build: Build) -> None:
-        """Raise a ModelFileError if the draft head does not fit the model of `build`."""
+        """Raise a ModelFileError if the head does not fit `build`; overridden by EAGLE-3."""
 
     def part(self) -> str:
         """Return the name of the head's part of the checkpoint."""
@@ -179,7 +180,7 @@ class HeadPart(Build):
         return self.model(on_progress)
 
     def start(self, decoder: Decoder, grant: MemoryGrant, step_bytes: int) -> tuple[Runner, DraftLimits]:
-        """Allocate the KV cache of the draft head, and return its runner and limits."""
+        """Allocate the head's KV cache; return runner and limits (see `DraftPart.start`)."""
         assert isinstance(decoder, DraftHead)
         rows = self._step_rows
         decoder.allocate(rows)
@@ -230,7 +231,8 @@ class EaglePart(HeadPart):
         """Open the tensors of the head.
 
         Raises:
-            ModelFileError: the folder has no valid checkpoint, or has the format of the library speculators.
+            ModelFileError: the folder has no valid checkpoint.
+            UnsupportedModelError: the head has the format of the library speculators.
         """
         if "speculators_model_type" in read_json(path / "config.json"):
             raise UnsupportedModelError(
@@ -243,14 +245,14 @@ class EaglePart(HeadPart):
         """Return the class that implements the draft head.
 
         Raises:
-            ModelFileError: the layer of the head is not a layer of Llama.
+            UnsupportedModelError: the layer of the head is not a layer of Llama.
         """
         if model_type != "llama":
             raise UnsupportedModelError(f"config: 'model_type' of the draft head is {model_type!r}, supported: 'llama'")
         return EagleHead
 
     def check(self, build: Build) -> None:
-        """Raise a ModelFileError if the head does not fit the model of `build`."""
+        """Raise a ModelFileError, or a subclass, if the head does not fit `build`."""
         if self.ops.name != NativeOps.name:
             raise UnsupportedModelError(
                 "the native kernels do not support the sizes of the draft head, and draft heads cannot run with the "

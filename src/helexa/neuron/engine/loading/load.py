@@ -57,7 +57,7 @@ def load(
     ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
     group: HostGroup | None = None,
 ) -> Runner:
-    """Load a model and return its runner.
+    """Load a model and return its runner; retry in float32 if logits are not finite.
 
     Args:
         on_progress: called with the bytes read so far and the total bytes while the weights load.
@@ -69,7 +69,7 @@ def load(
         DoesNotFitError: the model needs more memory than is free; the message contains both sizes.
         ModelFileError: the model cannot be loaded; the message says why. For example, it requires torch, and torch is
             not installed.
-        NotFiniteError: the model computes NaN or infinite logits in float32, too.
+        NotFiniteError: the logits are NaN or infinite in float32, too, or float32 cannot be used without torch.
         DeviceError: the device cannot be used.
     """
 
@@ -90,7 +90,7 @@ def load(
         _log.warning("model is loaded again in float32 error=%s path=%s", quoted(error.problem), quoted(model_path))
     gc.collect()
     if tensors.uses_torch():
-        tensors.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
+        tensors.cuda.empty_cache()  # otherwise torch would keep the first model's memory reserved
     return load_in(msgspec.structs.replace(options, dtype="float32"))
 
 
@@ -165,7 +165,7 @@ def load_once(
 
 
 def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
-    """Divide the layers among the hosts by free memory; give `build` those of host 0."""
+    """Return each host's layers, divided by free memory; give `build` those of host 0."""
     free_bytes = [usable_memory(build.device, build.options), *stages.free_memory()]
     layers = divide_layers(*build.sizes(), free_bytes)
     build.stage = Stage(layers[0], stages)
@@ -175,7 +175,7 @@ def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
 
 
 def _start(build: Build, model: LoadedModel, request: MemoryRequest, grant: MemoryGrant) -> tuple[Runner, float]:
-    """Allocate all caches and check the logits.
+    """Allocate the caches, and raise NotFiniteError if the logits are not finite.
 
     Returns:
         The runner, and the measured seconds of a step with one token.

@@ -60,6 +60,7 @@ def measured(memory_request: MemoryRequest, ranks: Collection[DeviceMemory], gra
     """Return `memory_request` with measured sizes of the weights and the largest step.
 
     Args:
+        ranks: measured memory of each rank.
         graphs: whether decode steps will be captured as graphs.
     """
     return msgspec.structs.replace(
@@ -113,7 +114,7 @@ def measured_on_device(
 
 
 def largest(step_tokens: int, sequences: int) -> list[StepInput]:
-    """Return steps that need the most memory, and steps that compile other kernels."""
+    """Return the largest steps, and shorter steps that compile the remaining kernels."""
     # The most memory is needed by the longest prompt chunk, or by a decode step in which all sequences sample. The
     # shorter prompt chunks let all kernels be compiled before requests arrive.
     sampling_by_length = {

@@ -72,7 +72,7 @@ def divide_free_memory(request: MemoryRequest) -> MemoryGrant:
 
 
 def _cache(request: MemoryRequest, pages: int) -> int:
-    """Return the bytes of `pages` KV pages, and of step memory proportional to them."""
+    """Return the bytes of `pages` KV pages, and of step memory that grows with pages."""
     longest = min(pages * request.page_size, request.context)
     return request.cache_bytes(pages) + pages * request.page_step + longest * request.position_step
 

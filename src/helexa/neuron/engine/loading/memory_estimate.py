@@ -195,7 +195,7 @@ class WeightSizes(Loader):
         return ones
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """Return the embedding layer; its matrix stays allocated."""
+        """Return the embedding layer. Its matrix stays allocated if a product copies it."""
         self._embedding = super().embedding(name, width)
         return self._embedding
 

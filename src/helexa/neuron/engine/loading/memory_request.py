@@ -114,7 +114,7 @@ def free_memory(device: Device, options: EngineOptions) -> int:
 
 
 def least_free(own: int, devices: Sequence[str], readings: "Sequence[DeviceHealth]") -> int:
-    """Return the least free bytes of this process's device (`own`) and of `devices`.
+    """Return the minimum of `own`, this process's free bytes, and of all `devices`.
 
     Args:
         readings: memory use of the devices that respond.
