@@ -33,7 +33,7 @@ _IMPORTED_EARLIER = {"torch.quantization": "torch.fx"}
 
 
 def defer(names: Sequence[str]) -> None:
-    """Defer the execution of each module until one of its attributes is first read."""
+    """Execute each of the modules `names` only when its first attribute is read."""
     # `importlib.util.LazyLoader` would not do, because it executes a module when the module is imported a second time.
     sys.meta_path.insert(0, _Finder(names))
 
@@ -63,7 +63,8 @@ class _DeferringLoader(Loader):
             import_module(name)
 
     def execute(self, module: ModuleType) -> None:
-        # The class is replaced first: the module's own code may read attributes, which must not execute it again.
+        # The class is replaced first. Otherwise reads of attributes by the module's own code would execute the module
+        # again.
         module.__class__ = ModuleType
         self._loader.exec_module(module)
 
@@ -71,7 +72,7 @@ class _DeferringLoader(Loader):
 class _DeferredModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
-            # The import system and `inspect` read such names. Reading them must not execute the module.
+            # The import system and `inspect` read names such as `__spec__`. Reading them must not execute the module.
             raise AttributeError(name)
         loader = self.__loader__
         assert isinstance(loader, _DeferringLoader)

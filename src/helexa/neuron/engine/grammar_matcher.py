@@ -133,7 +133,7 @@ class GrammarMatcher:
         return self._matcher.is_stopped()
 
     def advance(self, token: int) -> None:
-        """Consume the next output token. If the grammar does not allow it, set `error`."""
+        """Consume an output token; set `error` if it is not allowed or exceeds a limit."""
         start_time = self._clock()
         if not self._matcher.consume_token(token) and not self.error:
             if self._exceeded_by(token):
@@ -147,7 +147,7 @@ class GrammarMatcher:
         self._spent(start_time)
 
     def forced(self, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` tokens of the only text that the grammar allows next."""
+        """Return up to `limit` tokens of the text that the grammar forces; else ()."""
         if not self._looks_ahead:
             return ()
         start_time = self._clock()
@@ -231,7 +231,7 @@ class GrammarMatcher:
         return self._width is None or token < self._width
 
     def _recovered(self) -> bool:
-        """Return whether the matcher works. If it has failed, replace it by a new matcher."""
+        """Return True if the matcher has not failed; else replace it and return False."""
         if not self._matcher.is_error():
             return True
         self._looks_ahead = False

@@ -178,7 +178,7 @@ class PagePool:
         return page is not None and self._holders[page] > 0
 
     def count_held(self, pages: list[int]) -> int:
-        """Return how many of `pages` have a holder. Sharing them does not reduce `free`."""
+        """Return how many of `pages` have a holder. Sharing these does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def has_window_page(self, page_hash: bytes) -> bool:
@@ -275,9 +275,9 @@ class StatePool:
         return slot
 
     def unpin(self, slot: int) -> None:
-        """Remove one pin of `slot`. The copy from it must be planned or no longer needed.
+        """Remove one pin of `slot`, whose copy is in a step's plan or no longer needed.
 
-        Afterwards, a step that is planned later, or the same step after this copy, may overwrite the slot.
+        Later steps, and snapshots that the step of the copy saves, may then overwrite the slot.
         """
         assert self._pins[slot] > 0, "a snapshot slot was unpinned twice"
         self._pins[slot] -= 1

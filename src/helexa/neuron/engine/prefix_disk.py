@@ -77,10 +77,10 @@ class _Record(NamedTuple):
 
 
 def most_together(limit_bytes: int) -> int:
-    """Return how many bytes of newly written records are certain to stay on disk.
+    """Return how many bytes of records that are written in a row surely stay on disk.
 
-    A new segment replaces old segments before it is full, and the first of the records may be at the end of an old
-    segment.
+    `limit_bytes` is the limit of all segments. The start of a new segment deletes old segments, to free space for the
+    whole new segment. A deleted segment may end with the first of these records.
     """
     return max(limit_bytes - _SEGMENT_BYTES, limit_bytes // 2)
 
@@ -174,7 +174,7 @@ class PrefixDisk:
         return contents
 
     def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
-        """Add a record with the concatenated `parts`, unless the disk has failed."""
+        """Add the record `key` with joined `parts`, unless it exists or the disk fails."""
         if key in self._index:
             return
         if (record := self._append(key, parts)) is not None:
@@ -259,7 +259,7 @@ class PrefixDisk:
     def _create_segment(self) -> BinaryIO:
         self._folder.mkdir(exist_ok=True, mode=0o700)
         self._add_model()
-        # Names sort by age. The process id separates engines that begin at the same time.
+        # Names of segments sort by age. The process id separates engines that begin at the same time.
         self._segment = self._folder / f"{time.time_ns():020d}-{os.getpid()}{_NAME}"
         descriptor = os.open(self._segment, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         return os.fdopen(descriptor, "wb")
@@ -275,7 +275,7 @@ class PrefixDisk:
                 file.write(f"{model}\n")
 
     def _make_room(self, size: int) -> None:
-        """Delete the least recently used segments until `size` bytes fit."""
+        """Delete least recently used segments until `size` bytes fit, or raise OSError."""
         root, now = self._folder.parent, time.time()
         segments = sorted(_sizes(root))
         total = sum(bytes_ for _, bytes_, _ in segments)
@@ -379,11 +379,11 @@ class RecordReader:
         self._closed = threading.Event()
 
     def start(self, disk: PrefixDisk) -> None:
-        """Start the thread."""
+        """Start the thread, which reads from `disk`."""
         threading.Thread(target=self._run, args=(disk,), name="prefix-reader", daemon=True).start()
 
     def request(self, sequence_id: int | None, keys: list[tuple[bytes, int]]) -> None:
-        """Queue records to read: pairs (key, number of pages up to this record)."""
+        """Queue reads for a sequence (None: a measurement): pairs (key, pages up to it)."""
         self._requests.put((sequence_id, keys))
 
     def close(self) -> None:
@@ -431,7 +431,7 @@ def _records(segment: Path) -> list[tuple[bytes, _Record]]:
         while offset + _HEADER.size <= size:
             magic, checksum, length, key = _HEADER.unpack(os.pread(file.fileno(), _HEADER.size, offset))
             offset += _HEADER.size
-            # The engine was killed while it wrote this record. Nothing follows it.
+            # The engine was killed while it wrote this record, so no record follows.
             if magic != _MAGIC or length > size - offset:
                 break
             records.append((key, _Record(segment, offset, length, checksum)))

@@ -209,7 +209,7 @@ class PrefixStore:
         return ready
 
     def _release(self, sequence: Sequence) -> Sequence:
-        """Return `sequence`, which can start from the pages that were read."""
+        """Remove `sequence` from the waiting sequences, and return it to be started."""
         del self._held[sequence.id]
         self._stale.discard(sequence.id)
         self._touch(sequence.chain[1:])
@@ -283,7 +283,7 @@ class PrefixStore:
         self._theirs.close()
 
     def _note(self, sequence: Sequence) -> None:
-        """Queue the pages and snapshots of a sequence that ends or is preempted."""
+        """Queue pages and snapshots to save, of a sequence that ends or is preempted."""
         chain = sequence.chain
         last = min(sequence.computed // self._pages.page_size, len(chain) - 1)
         if last < _LEAST_PAGES or not self._accepts:
@@ -356,7 +356,7 @@ class PrefixStore:
         return self._runner.read_cache("state", slot)
 
     def _insert(self, record: ReadRecord) -> None:
-        """Put a record into the cache; drop it if there is no room."""
+        """Put a record into the KV cache; drop it if no page or slot is free."""
         kind, page_hash = record.key[:1], record.key[1:]
         if kind == PAGE:
             if self._pages.holds(page_hash) or not self._pages.free:
@@ -385,7 +385,7 @@ class PrefixStore:
                 self._states.unreserve(slot)
 
     def _touch(self, hashes: list[bytes]) -> None:
-        """Mark the pages as recently used, the first page as the most recent one."""
+        """Mark the pages of `hashes` as recently used, the first as the most recent."""
         pages = self._pages.match(hashes)
         self._pages.share(pages)
         self._pages.give_back(pages)

@@ -79,7 +79,7 @@ FromStage = StageOpened | StageGranted | RankProgress | RankLoaded | RankAllocat
 
 
 def send_hidden(channel: Channel, hidden: Tensor) -> None:
-    """Send hidden states [rows, hidden].
+    """Send hidden states [rows, hidden] as float32 to the other end of the channel.
 
     Raises:
         ChannelError: the connection is closed.

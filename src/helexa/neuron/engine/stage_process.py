@@ -158,7 +158,7 @@ class StageWorker:
         return msgspec.structs.replace(options, device=self._setup.device, threads=self._setup.threads)
 
     def _ask(self, request: MemoryRequest) -> MemoryGrant:
-        """Request memory from the node process of this host, and return the grant."""
+        """Return the memory grant of this host's node process, or raise DoesNotFitError."""
         self._member.sendall(encode(request))
         reply = _receive(self._member, MemoryGrant | MemoryDenied)
         if isinstance(reply, MemoryDenied):
@@ -194,7 +194,7 @@ class _EngineExchange:
 def _receive(connection: socket.socket, kind: Any) -> Any:
     """Wait for the next message of the node process and return it.
 
-    Each message is the reply to a message of this process.
+    The node process sends one message at the start, then one reply to each request.
     """
     decoder = FrameDecoder(kind)
     while data := connection.recv(1 << 16):

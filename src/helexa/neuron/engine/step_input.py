@@ -33,7 +33,7 @@ def int32(values: Any = ()) -> Int32:
 class HiddenRows(msgspec.Struct, frozen=True):
     """Rows whose hidden states an embedding, prompt scores or a draft head need."""
 
-    sequence: int
+    sequence: int  # id of the sequence
     count: int  # number of rows of this sequence. The rows of the next object in the list follow.
     # int32 [count], the prompt token that follows each row, whose log-probability is needed; None if the hidden states
     # are summed for an embedding
@@ -131,7 +131,7 @@ def array_of(_: type, value: Any) -> NDArray[Any]:
 
 
 def buckets(most: int, drafting: int = 0) -> list[Bucket]:
-    """Return the sizes of step inputs for which graphs are captured, with drafts last.
+    """Return the sizes of steps for which graphs are captured, sizes with drafts last.
 
     Args:
         most: maximum number of sequences in a decode step without drafts.

@@ -74,7 +74,7 @@ class PooledVector:
         return range(max(start, self._positions.start), min(stop, self._positions.stop))
 
     def rows(self, sequence: int, positions: range) -> HiddenRows:
-        """Return the rows whose hidden states the embedding needs in one step."""
+        """Return how a step must combine the hidden states at `positions`."""
         is_weighted = self._pooling == "weightedmean"
         weights = np.arange(positions.start + 1, positions.stop + 1, dtype=np.float32) if is_weighted else None
         return HiddenRows(sequence, len(positions), weights=weights, takes_maximum=self._pooling == "max")

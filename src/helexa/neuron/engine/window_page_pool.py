@@ -21,8 +21,8 @@ def window_pages_needed(window: int, page_size: int, sequences: int, step_tokens
         step_tokens: maximum number of tokens of a step, without drafts.
         drafts: maximum number of drafts of a sequence.
     """
-    # A window that begins within a page lies in one page more than its positions would fill. The same holds for the
-    # new positions of a sequence.
+    # A window that begins within a page lies in one page more than its positions would fill. New positions that begin
+    # within a page lie in one page more, too.
     per_sequence = -(-(window - 1) // page_size) + 1 + 1 + -(-drafts // page_size)
     return sequences * per_sequence + -(-step_tokens // page_size)
 

@@ -71,7 +71,7 @@ class FrameDecoder:
 
 
 def receive(connection: socket.socket, kind: type[T]) -> T:
-    """Wait for the server's next message of type `kind`, and return it.
+    """Wait for the server's next message of type `kind`, return it, and drop others.
 
     Raises:
         BrokenPipeError: the server has closed the socket.

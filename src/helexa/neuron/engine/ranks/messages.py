@@ -136,7 +136,7 @@ class RankCaptured(msgspec.Struct, frozen=True, tag="captured"):
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Rank -> rank 0, instead of a reply: the rank failed. Rank 0 then ends it."""
+    """Rank -> rank 0, instead of a reply: the rank failed. Rank 0 then ends the rank."""
 
     kind: RankErrorKind
     message: str

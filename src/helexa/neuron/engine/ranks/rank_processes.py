@@ -113,8 +113,10 @@ class RankProcesses:
             watcher.start()
 
     def load(self, message: Callable[[int], LoadRank], on_progress: Callable[[int, int], None]) -> None:
-        """Send the message `message(rank)` to each rank, which then starts to load."""
-        # `_receive` calls `on_progress`, also when another method waits for replies.
+        """Send the message `message(rank)` to each rank, which then starts to load.
+
+        Methods that receive messages later call `on_progress` with (rank, bytes read by this rank).
+        """
         self._on_progress = on_progress
         for rank, connection in enumerate(self._connections, start=1):
             self._send(rank, connection, message(rank))
@@ -142,7 +144,7 @@ class RankProcesses:
         ops.connect(exchange_for(ops, ops.ranks, self._memory_fd, rendezvous, seconds))
 
     def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
-        """Build a runner with the granted sizes in all ranks, and wait.
+        """Build a runner with the granted sizes in all ranks, and wait for the ranks.
 
         Raises:
             DeviceError, MemoryError, HelexaError: a rank cannot allocate the memory.
@@ -265,7 +267,7 @@ class RankProcesses:
         return replies
 
     def _receive(self, timeout: float | None) -> None:
-        """Receive messages of the ranks for `timeout` seconds (None: no limit)."""
+        """Wait up to `timeout` seconds (None: no limit) for messages, and handle them."""
         for key, _ in self._selector.select(timeout):
             rank = key.data
             data = self._connections[rank - 1].recv(1 << 16)
