@@ -82,7 +82,7 @@ class Conversation:
         return self._last_prompt
 
     def clear(self) -> None:
-        """Remove all messages except the system prompt."""
+        """Remove all messages and attached images, but keep the system prompt."""
         self.images = []
         self._turns.clear()
         self._last_prompt = None
@@ -106,7 +106,7 @@ class Conversation:
         return len(self._turns)
 
     def load(self, path: Path) -> int:
-        """Replace the messages by the messages in a file. Return their number.
+        """Read messages and system prompt from a file. Return the number of messages.
 
         Raises:
             CommandError: the file does not contain a conversation.
@@ -150,7 +150,7 @@ def _is_part(part: object) -> bool:
 
 
 def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
-    """Return a conversation's prompt, followed by the files and the piped text.
+    """Return `prompt`, followed by the texts of `files` and the text piped to stdin.
 
     Raises:
         CommandError: the prompt is empty or too long, or a file cannot be read.

@@ -122,7 +122,7 @@ class LocalEngineFlags(EngineFlags):
     max_model_len: Annotated[int | None, Parameter(name=["--max-model-len", "--ctx-size", "-c"])] = None
 
     def arguments(self) -> list[str]:
-        """Return arguments for `neuron serve` that set the same options."""
+        """Return command line arguments that pass these options to `neuron serve`."""
         return [f"{name}" if value is False else f"{name}={value}" for name, value in self.settings().values()]
 
 

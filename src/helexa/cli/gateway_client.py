@@ -95,7 +95,10 @@ class Gateway:
                 ) from None
 
     def delete(self, path: str, timeout: float) -> Any:
-        """Send a DELETE request for `path` and return the parsed response, as `get` does."""
+        """Send a DELETE request for `path`, and return the response's JSON object, or {}.
+
+        A `CommandError` means that the gateway is unreachable, or rejects the request.
+        """
         with (
             closing(self._connect(timeout)) as connection,
             self._ask(connection, path, timeout, method="DELETE") as response,
@@ -179,7 +182,7 @@ class Gateway:
     def _send(
         self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None, method: str = "GET"
     ) -> HTTPResponse:
-        """Send a request. If `content` is not None, the method is always POST."""
+        """Send a request, and return its response. With `content`, the method is POST."""
         if connection.sock:
             connection.sock.settimeout(timeout)
         headers = self._headers if content is None else self._headers | {"Content-Type": "application/json"}

@@ -42,10 +42,11 @@ class LocalModel:
 
     @classmethod
     def parse(cls, text: str) -> "LocalModel":
-        """Return the model for an argument: `org/name`, `scheme:name` or a path.
+        """Return the model that an argument names: `org/name`, `scheme:name` or a path.
 
         Raises:
-            HelexaError: the text is invalid, or the path does not exist.
+            SourceError: the text is invalid.
+            CommandError: the path does not exist.
         """
         text = typed_source(text)
         source = ModelSource.parse(text)
@@ -59,7 +60,7 @@ class LocalModel:
         return cls(id, str(source) if colon and "/" not in scheme else None)
 
     def served_as(self, id: str) -> "LocalModel":
-        """Return the same model under another id."""
+        """Return a model with the id `id` and the files of this model."""
         builtin = BUILTIN_MODELS.get(self.id)
         return LocalModel(id, self.source or (builtin.source if builtin else self.id))
 
@@ -175,7 +176,7 @@ class LocalConfig:
         return f"http://{_address(LOOPBACK if self.host in _EVERY_ADDRESS else self.host, port)}"
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` without variables that override the configuration files."""
+        """Return `environ` without the variables that would override this configuration."""
         entitlements = "CORTEX_ENTITLEMENTS__" if self.require_auth else "CORTEX_ENTITLEMENTS__KEYS"
         decided = (*_DECIDED_HERE, entitlements)
         return {name: value for name, value in environ.items() if not name.startswith(decided)}
@@ -215,11 +216,11 @@ def _keys(table: Mapping[str, str | float | None]) -> str:
 
 
 def check_ports(host: str, ports: dict[str, int]) -> None:
-    """Check that the servers of this local configuration can listen on their ports.
+    """Check that the servers of `helexa up` can listen on their ports.
 
     Args:
         host: address on which the gateway listens.
-        ports: port of each option, such as `--port`.
+        ports: port by the option that sets it, such as `--port`.
 
     Raises:
         CommandError: two options have the same port, or a server cannot listen on its port.

@@ -39,9 +39,10 @@ class FreeMemory:
         return model.memory_gb <= self.gb
 
     def best(self) -> KnownModel:
-        """Return the largest model to offer that fits and is fast enough.
+        """Return the known model that `helexa run` should offer the user.
 
-        If there is no such model, return the smallest known model.
+        It is the largest model marked `offered` that fits this memory, and on the CPU reads at most `_FASTEST_READ_GB`
+        for each token. If there is none, return the smallest known model.
         """
         fast = [model for model in known_models() if self.device != "cpu" or model.read_gb <= _FASTEST_READ_GB]
         fitting = [model for model in fast if model.offered and self.fits(model)]
@@ -49,7 +50,7 @@ class FreeMemory:
 
 
 def free_memory() -> FreeMemory:
-    """Return the free memory of the GPU, or of the host without a GPU."""
+    """Return the free memory of the CUDA GPU, or of the host if there is none."""
     from helexa.neuron.hardware.accelerators import device_health
     from helexa.neuron.hardware.device_choice import device_for
     from helexa.neuron.hardware.host_memory import host_memory
@@ -146,7 +147,7 @@ def offered_model(*, ask: bool, private: bool = False, quiet: bool = False) -> s
     Args:
         ask: whether there is a terminal on which the user can be asked.
         private: whether a private engine must run the model, so that loaded models of servers do not matter.
-        quiet: whether to print a note only with a question.
+        quiet: whether to omit the note in the cases 1 and 2.
 
     Raises:
         CommandError: the user declined the download, and no other known model is on this machine.
@@ -197,9 +198,9 @@ def _is_here(model: KnownModel) -> bool:
 
 
 def _has_disk(model: KnownModel) -> bool:
-    """Return whether the disk of the model cache has space for a model.
+    """Return whether the disk of the model cache has space for the files of `model`.
 
-    If not, print a note.
+    If there is too little space, print a note.
     """
     from helexa.neuron.cache_folder import default_cache
 

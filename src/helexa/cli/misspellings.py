@@ -130,7 +130,7 @@ _NEAR = 0.8  # minimum similarity of a suggested command; with a lower value, `n
 
 
 def usage_message(error: CycloptsError) -> str:
-    """Return the message for arguments that no command of `helexa` has."""
+    """Return the message for invalid arguments, with advice where possible."""
     if isinstance(error, UnknownOptionError):
         option = (error.token.keyword or error.token.value).partition("=")[0]
         advice = OTHER_OPTIONS.get(option)

@@ -73,8 +73,6 @@ _WIDTH_OF_ALL = 100
 class DownloadBar:
     """A context manager that shows the progress of a model's download and load.
 
-    `show` updates the progress.
-
     The end of the `with` block removes the bar, and prints a line with the size and speed of the download. The line is
     omitted if the download was very short.
 
@@ -243,9 +241,9 @@ def _log_to_stderr() -> None:
 
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
-    """Return an error with advice on the model name, or `error` unchanged.
+    """Return an error to raise instead of `error`, with advice on the model name.
 
-    `error` is returned if the name is not its cause, or if there is no advice.
+    Return `error` itself if `name` is not its cause, or if there is no advice.
     """
     from helexa.cli.local_model import models_here
     from helexa.neuron.builtin_models import BUILTIN_MODELS

@@ -72,7 +72,7 @@ class ChatCommands:
         """Run the slash command with which `line` begins.
 
         Raises:
-            HelexaError, OSError: the command failed.
+            HelexaError or a subclass, OSError: the command failed.
         """
         name, _, argument = line.partition(" ")
         command = self._commands.get(name)

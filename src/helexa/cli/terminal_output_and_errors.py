@@ -61,10 +61,7 @@ _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if 
 
 
 def printable(text: str) -> str:
-    """Return `text` for the terminal, without control characters.
-
-    Newlines and tabs stay.
-    """
+    """Return `text` without control characters, except for newlines and tabs."""
     return text.translate(_CONTROLS)
 
 

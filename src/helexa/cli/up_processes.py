@@ -117,11 +117,11 @@ class Child:
         return f"{self.name} {how}"
 
     def exit_code(self) -> int:
-        """Return the exit code of a command that fails because this process has ended."""
+        """Return the exit code with which `helexa up` fails if this process has ended."""
         return CONFIG if self._process.returncode == CONFIG else 1
 
     def tail(self, lines: int) -> list[str]:
-        """Return the last `lines` lines of the log, without control characters."""
+        """Return the last `lines` log lines of the process, without control characters."""
         with self.log.open("rb") as file:
             size = self.log.stat().st_size
             file.seek(max(self._begin if size >= self._begin else 0, size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""State folder of the command: API keys, logs, and which `helexa up` are running."""
+"""The state folder of `helexa up`: API keys, logs, and the running commands."""
 
 import errno
 import fcntl
@@ -55,10 +55,9 @@ def state_folder(*names: str) -> Path:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Return a context that converts write errors in `folder` to `CommandError`.
+    """Return a context that converts each `OSError` in it to a `CommandError`.
 
-    Raises:
-        CommandError: a file could not be written.
+    `folder` is the folder that the code in the context writes to. The message names it.
     """
     try:
         yield
@@ -86,9 +85,9 @@ _SHORTEST = 8
 
 
 def configured_key(option: str | None, file: Path | None, environ: Mapping[str, str]) -> str | None:
-    """Return the API key of `helexa up` from the option, file or variable.
+    """Return the API key of `helexa up`: `option`, or else from `file` or `VARIABLE`.
 
-    Return None if none of them contains a key.
+    Return None if no key is set.
 
     Raises:
         CommandError: both option and file are given, the file cannot be read, or the key is invalid.
@@ -173,9 +172,9 @@ def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
 
 
 def limit_size(log: Path) -> None:
-    """Move a log file of `helexa up` to `NAME.1` if it is larger than `MAX_BYTES`.
+    """Empty the log file of a server if it is larger than `MAX_BYTES`.
 
-    The server keeps the file open and appends to it. Lines that it writes during the copy are lost.
+    The lines are copied to `NAME.1` first. Lines that the server appends during the copy are lost.
     """
     with suppress(OSError):
         if log.stat().st_size <= MAX_BYTES:
@@ -245,7 +244,7 @@ class RunningUp:
 
 @contextmanager
 def recorded(folder: Path, url: str) -> Iterator[None]:
-    """Return a context in which other commands find this `helexa up`."""
+    """Return a context in which `running_ups` lists this `helexa up`."""
     path = folder / _FILE
     with writing_to(folder):
         write_private(path, json.dumps({"url": url, "pid": os.getpid(), "system": _system()}))
@@ -260,7 +259,7 @@ def recorded(folder: Path, url: str) -> Iterator[None]:
 
 
 def running_ups() -> list[RunningUp]:
-    """Return this user's running `helexa up` commands, by port."""
+    """Return this user's running `helexa up` commands, sorted by port."""
     found: list[RunningUp] = []
     try:
         folders = list(_state_path("up").iterdir())
@@ -281,13 +280,13 @@ def running_ups() -> list[RunningUp]:
 
 
 def local_gateway(url: str | None) -> Gateway:
-    """Return a client of the gateway at `url`, HELEXA_BASE_URL, or of `helexa up`.
+    """Return a client of the gateway at `url`, else HELEXA_BASE_URL, else `helexa up`.
 
-    HELEXA_API_KEY contains the API key. For a gateway of a running `helexa up`, its admin's key is the default. Another
-    program that listens on the port of an ended `helexa up` does not get the key.
+    The API key is HELEXA_API_KEY. If it is not set, the key is the admin's key of the running `helexa up` with the
+    gateway's port. Another program that listens on the port of an ended `helexa up` does not get this key.
 
     Raises:
-        CommandError: several `helexa up` run on this machine, and none of them has the default port.
+        CommandError: no URL is given, several `helexa up` run, and none of them has the default port.
     """
     url = url or os.environ.get("HELEXA_BASE_URL") or _default_url()
     key = os.environ.get("HELEXA_API_KEY")

@@ -129,8 +129,8 @@ def _readiness(server: Gateway, deadline: float) -> Check:
 def _loading(server: Gateway) -> str | None:
     """Return a text that names the nodes that are loading their default models.
 
-    Return None if no node of the gateway is loading models. The result is also None for a node, and for a gateway that
-    does not show its nodes to this client.
+    Return None if no node of the gateway is loading models. The result is also None if `server` is a node, or a gateway
+    that does not show its nodes to this client.
     """
     try:
         nodes = server.node_reports()

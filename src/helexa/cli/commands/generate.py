@@ -93,7 +93,6 @@ def answer_file(
     """Generate responses to the prompts in a file. Return the exit code.
 
     Args:
-        model: the model.
         prompts: path of the file of prompts, or `-` for stdin.
         output: path of the file of results, or None for stdout.
         ask: default options of all prompts.

@@ -52,7 +52,7 @@ def rm(
 def _remove(cached: DownloadedModel, form: str | None, *, dry_run: bool, yes: bool, quiet: bool) -> None:
     """Unload and remove a model or one of its quantizations.
 
-    If `dry_run` is True, print what would be done.
+    Ask the user first, unless `yes` is set. If `dry_run` is set, only print what would be done.
     """
     description = _described(cached, form)
     obstacle = cached.obstacle(form)
