@@ -196,10 +196,10 @@ def is_billing_line(text: str) -> bool:
 
 
 def without_billing_line(content: _Content) -> _Content:
-    """Return the content of a system message without the billing line."""
+    """Return the content of a system message without Claude Code's billing line."""
     if isinstance(content, str):
         return content.partition("\n")[2].lstrip("\n") if is_billing_line(content) else content
-    # The line is in the first part. A router that forwards the request may have joined it with the prompt.
+    # The line is in the first part. A router that forwards the request may have joined the line and the prompt.
     if not content or content[0].get("type") != "text" or not isinstance(text := content[0].get("text"), str):
         return content
     return [content[0] | {"text": without_billing_line(text)}, *content[1:]]

@@ -18,10 +18,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return the error for a request that sets both fields to true.
-
-    The fields are `continue_final_message` and `add_generation_prompt`.
-    """
+    """Return the error for `continue_final_message` with `add_generation_prompt`."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",

@@ -81,7 +81,7 @@ class CompletionRequest(GenerationRequest):
         return bool(self.echo) and self.logprobs is not None
 
     def reject_unsupported(self) -> None:
-        """Reject too many completions and unsupported parameters."""
+        """Raise ApiError 400 for too many completions or an unsupported parameter."""
         super().reject_unsupported()
         if self.answers > MAX_TOTAL_CHOICES:
             raise invalid_body(

@@ -17,7 +17,7 @@ from helexa.core.sampling import NumericSampling
 _KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "lark", "json_object": "object"}
 # Fields of llama.cpp and SGLang that require an output format, with the equivalent member of `structured_outputs`.
 _OTHER_NAMES = {"json_schema": "json", "regex": "regex"}
-_VALUES = {"schema": "a JSON Schema", "choice": "a list of strings", "object": "true"}  # all others are strings
+_VALUES = {"schema": "a JSON Schema", "choice": "a list of strings", "object": "true"}  # other kinds have strings
 
 NO_LIMIT = -1  # value of an output limit that means no limit
 MAX_CHOICES = 16
@@ -52,7 +52,7 @@ _SURROGATES = re.compile(
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    """In a request's JSON, replace escapes of lone surrogates by the escape `\\ufffd`.
+    """Return a request's JSON with `\\ufffd` in place of escapes of lone surrogates.
 
     JSON parsers reject lone surrogates.
     """
@@ -309,7 +309,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
         return None
 
     def reject_unsupported(self) -> None:
-        """Reject other servers' parameters that would change the output."""
+        """Reject unsupported parameters, and output limits that are too low."""
         super().reject_unsupported()
         for name in ("max_tokens", "max_completion_tokens"):
             least = 0 if self.permits_no_output and name == "max_tokens" else 1
@@ -336,7 +336,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
                 )
 
     def limited_by_logprobs(self, prompt: int, limit: int) -> int:
-        """Return an output limit for at most `MAX_LOGPROBS` log-probabilities.
+        """Return an output limit, in tokens, with at most `MAX_LOGPROBS` logprobs.
 
         The result is lower than `limit` only if the client sets no output limit.
 
@@ -345,7 +345,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
             limit: maximum number of tokens of each completion.
 
         Raises:
-            ApiError: 400 `unsupported_parameter`: the response could contain more log-probabilities.
+            ApiError: 400 `unsupported_parameter`: even so, the response could exceed `MAX_LOGPROBS`.
         """
         if self.alternatives is None:
             return limit

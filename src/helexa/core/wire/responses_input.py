@@ -145,7 +145,7 @@ def _as_text(value: Any) -> str:
 
 
 def name_in_chat(names: Mapping[tuple[str | None, str], str], namespace: Any, name: str) -> str:
-    """Return the name that chat messages have for a function that an item calls."""
+    """Return a called function's name in the chat: from `names`, else `name` itself."""
     return names.get((namespace, name), name) if isinstance(namespace, str | None) else name
 
 

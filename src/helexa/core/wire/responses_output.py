@@ -336,14 +336,14 @@ class ResponseOutput:
         self._answered = False  # whether the output has a message or a call
 
     def add_text(self, text: str, logprobs: Iterable[Logprob] = ()) -> list[Event]:
-        """Add text to the current or a new message, and return the events."""
+        """Add text to the current or a new message, and return the stream events."""
         if isinstance(self._item, MessageItem):
             return [self._item.add(text, logprobs)]
         message = MessageItem(self._stem, self._next)
         return [*self._open(message), message.add(text, logprobs)]
 
     def add_reasoning(self, text: str) -> list[Event]:
-        """Add reasoning to the current or a new item, and return the events."""
+        """Add reasoning to the current or a new item, and return the stream events."""
         if isinstance(self._item, ReasoningItem):
             return [self._item.add(text)]
         reasoning = ReasoningItem(self._stem, self._next)
@@ -356,7 +356,7 @@ class ResponseOutput:
         return self._open(kind(self._stem, self._next, call_id, own_name, namespace))
 
     def add_arguments(self, arguments: str) -> list[Event]:
-        """Add arguments to the current tool call, and return the events."""
+        """Add arguments to the current tool call, and return the stream events."""
         assert isinstance(self._item, CallItem)
         event = self._item.add(arguments)
         return [] if isinstance(self._item, CustomCallItem) else [event]

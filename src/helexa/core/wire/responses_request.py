@@ -59,9 +59,10 @@ _PROMPT = (
 
 
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
-    """Return the function and custom tools of a Responses API request, by namespace.
+    """Return the function and custom tools of a request, each after its namespace.
 
-    Tools for web search, for images and for the search of tools are ignored.
+    The namespace is None for a tool outside of namespaces. Tools for web search, for images and for the search of tools
+    are ignored.
 
     Raises:
         ApiError: 400 `unsupported_parameter`: a tool is neither a function nor a custom tool nor ignored. 400
@@ -159,6 +160,8 @@ def chat_choice(
 ) -> tuple[str | dict[str, Any] | None, Allowed | None]:
     """Convert a Responses API request's `tool_choice` to a chat's `tool_choice`.
 
+    `names` are the names of the functions in the chat, by namespace and name.
+
     Returns:
         The tool choice, and the functions that the model may call, or None if all are allowed.
 
@@ -240,7 +243,7 @@ class ResponsesRequest(GenerationRequest):
     prompt_cache_key: str | None = Field(None, max_length=512)
 
     def reject_unsupported(self) -> None:
-        """Reject parameters that only OpenAI's servers support."""
+        """Raise ApiError 400 for a parameter that only OpenAI's servers support."""
         if self.n not in (None, 1):
             raise unsupported_parameter("n", f"'n' must be 1, not {self.n}, because a response has one answer")
         for name in _LIMITS:
@@ -292,7 +295,7 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools in `tools`, and in items that add tools.
+        """The tools in the field `tools`, and in input items that add tools.
 
         A later definition of a function in an item replaces an earlier one.
         """
@@ -333,7 +336,7 @@ class ResponsesRequest(GenerationRequest):
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
         """Return the response fields that repeat the request's parameters, as JSON.
 
-        `temperature` and `top_p` are the values with which the response is sampled.
+        `store`, `temperature` and `top_p` are the values that apply to the response.
         """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
         shown = {
@@ -384,7 +387,7 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_renamed_param(error: ApiError) -> ApiError:
-    """Return an error about the chat with the Responses API's parameter names."""
+    """Return `error`, about a chat request, with parameter names of the Responses API."""
     param = error.param or ""
     for chat_name, responses_name in _PARAM_NAMES.items():
         if param == chat_name or param.startswith(f"{chat_name}."):

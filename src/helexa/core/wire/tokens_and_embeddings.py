@@ -52,7 +52,7 @@ class TokenizeRequest(WireRequest):
         return (self.chat_template_kwargs or {}).get("enable_thinking") is True
 
     def reject_unsupported(self) -> None:
-        """Require exactly one of `prompt` and `messages`; reject other parameters."""
+        """Reject unsupported parameters. Require either `prompt` or `messages`."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required; send a text or a chat")
         if self.continue_final_message and self.add_generation_prompt:
@@ -137,7 +137,7 @@ class EmbeddingsRequest(WireRequest):
     user: str | None = None
 
     def reject_unsupported(self) -> None:
-        """Reject the parameter that would truncate the texts."""
+        """Reject `truncate_prompt_tokens`, which would truncate the texts."""
         if self.extra("truncate_prompt_tokens") is not None:
             raise unsupported_parameter("truncate_prompt_tokens")
 
@@ -182,6 +182,8 @@ def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
 def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     """Return the first `dimensions` numbers of an embedding, normalized to length 1.
 
+    If `dimensions` is None, return `vector`.
+
     Raises:
         ApiError: 400 `invalid_request_body`: the embedding has fewer numbers.
     """
@@ -198,7 +200,7 @@ def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float
 
 
 def encoded(vector: Sequence[float], encoding: str | None) -> bytes:
-    """Return an embedding as JSON: text if `encoding` is `base64`, else numbers."""
+    """Return an embedding as JSON: a string if `encoding` is `base64`, else numbers."""
     if encoding == "base64":
         return b'"%s"' % base64.b64encode(struct.pack(f"<{len(vector)}f", *vector))
     return orjson.dumps(vector)

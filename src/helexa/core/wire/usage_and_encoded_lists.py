@@ -89,7 +89,7 @@ def usage(
 
 
 class Encoded:
-    """A list whose elements are encoded to JSON when they are added, as it grows.
+    """A list whose elements are encoded to JSON when they are added.
 
     Encoding all elements of a long list together, at the end of a request, would block the event loop.
     """
