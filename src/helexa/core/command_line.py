@@ -39,6 +39,7 @@ def run_program(
     Args:
         run: runs the command that its arguments name, and returns the exit code or None for 0; see `call`.
         usage_message: function that returns the text of an error for invalid arguments.
+        exit_code: function that returns the exit code of a command that fails with this error.
         tracebacks: whether an unexpected error prints a traceback also without `--debug`.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -80,7 +81,7 @@ def _file_error(error: OSError) -> str:
 
 
 def call(app: App, tokens: list[str]) -> Any:
-    """Return the result of the command that `tokens` name.
+    """Run the command of `app` that `tokens` name, and return its result.
 
     Raises:
         CycloptsError: the arguments are invalid.

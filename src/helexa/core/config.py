@@ -32,7 +32,7 @@ _KEY = re.compile(r"""\s*(?P<name>[\w."'-]+(\s*\.\s*[\w."'-]+)*)\s*=""")
 
 @dataclass(frozen=True)
 class FormerSetting:
-    """A key of a configuration file that today's schema does not have."""
+    """A key of the first helexa's configuration files that today's schema lacks."""
 
     keys: Keys  # path of the key or table in the file
     replacement: Keys | None = None  # path of the key that takes the value. None if the setting has no effect.
@@ -154,7 +154,9 @@ def read_secret(path: Path, name: str) -> SecretStr:
 
 
 def secret_in_variable(variable: str, name: str) -> SecretStr:
-    """Return the API key in the variable `variable`, which the setting `name` names.
+    """Return the API key in the environment variable `variable`.
+
+    `name` is the setting that contains the variable's name, for error messages.
 
     Raises:
         ConfigError: the variable is not set, or it contains no valid key.
@@ -212,7 +214,8 @@ def _key_lines(text: str) -> dict[Keys, int]:
 def _with_indices(keys: Keys, lengths: dict[Keys, int], *, starts_element: bool) -> Keys:
     """Return `keys` with an index after each key of a list of tables.
 
-    The index is that of the last element that the file has begun so far.
+    The index is that of the list's last element so far. `lengths` has the number of elements of each list so far. If
+    `starts_element` is True, a new element of the list `keys` is counted first.
     """
     path: Keys = ()
     for place, key in enumerate(keys, 1):

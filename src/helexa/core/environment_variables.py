@@ -60,9 +60,9 @@ def overlay(
 
 
 def set_value(tree: dict[str, Any], keys: Keys, value: Any, name: str) -> None:
-    """Set the value of a variable or option at the path `keys` in `tree`.
+    """Set `value` at the key path `keys` in `tree`, the parsed configuration file.
 
-    `name` is the variable or option with the value.
+    `name` is the variable or option that has the value, for error messages.
 
     Raises:
         ConfigError: `tree` has a plain value in place of a table.
@@ -156,7 +156,7 @@ def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
 
 
 def _resolve(annotation: Any, keys: Keys) -> Keys | None:
-    """Return `keys` with current names, or None if the schema has no such key."""
+    """Return `keys` with current names, or None if `annotation` has no such key."""
     if not keys:
         return ()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

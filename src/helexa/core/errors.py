@@ -299,7 +299,7 @@ def _created_by_uv(environment: Path) -> bool:
 
 @contextmanager
 def explained_extras() -> Iterator[None]:
-    """Convert the `ModuleNotFoundError` of a missing extra to a `HelexaError`."""
+    """Return a context that converts the error of a missing extra to a `HelexaError`."""
     try:
         yield
     except ModuleNotFoundError as error:

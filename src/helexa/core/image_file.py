@@ -94,7 +94,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG s
 
 
 def image_tokens(url: str, detail: str | None = None) -> int:
-    """Return the estimated number of tokens of an image file.
+    """Return the estimated number of tokens of the image with the URL `url`.
 
     The estimate for an http(s) URL or a damaged file is `TYPICAL_TOKENS`. `detail` is the field `detail` of the
     image in the request, or None if it is not set.
@@ -156,7 +156,7 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
 
 
 def media_type(data: bytes) -> str | None:
-    """Return the media type of an image file, or None if it is not supported."""
+    """Return the media type of an image file, or None if its format is not supported."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for start, kind in _SIGNATURES.items() if data.startswith(start)), None)

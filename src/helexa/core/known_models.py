@@ -34,7 +34,7 @@ class KnownModel:
 
     @property
     def memory_gb(self) -> float:
-        """Estimated free memory for a conversation of a few thousand tokens.
+        """Estimated free memory that a conversation of a few thousand tokens needs.
 
         The unit is 2^30 bytes, as for other amounts of memory (see `memory_text`). Sizes of files are in 10^9 bytes.
         """

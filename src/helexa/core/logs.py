@@ -57,7 +57,7 @@ def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[s
 
 
 def _levels(text: str, default: str) -> tuple[str, dict[str, str]]:
-    """Parse `HELEXA_LOG`: the level of all loggers, and levels of single loggers."""
+    """Parse `HELEXA_LOG`; return the root logger's level, and those of single loggers."""
     root, levels = default.upper(), dict[str, str]()
     known = logging.getLevelNamesMapping()
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -135,8 +135,8 @@ def one_line(text: str) -> str:
 class LogLines(logging.Handler):
     """Logging handler that keeps the newest `MAX_LINES` lines, without secrets.
 
-    A line is hidden where it contains a configured secret, or text that looks like a key, a password or a token. The
-    gateway writes no secrets to its log, but a line may quote a URL or an error message of another program.
+    Configured secrets, and texts that look like a key, a password or a token, are replaced by `[hidden]`. The gateway
+    writes no secrets to its log, but a line may quote a URL or an error message of another program.
     """
 
     def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:

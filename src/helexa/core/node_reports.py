@@ -152,7 +152,7 @@ class ModelLoad(Record):
             overwritten, and a later prompt with the same prefix can use this content.
         prompt_tokens_total: number of prompt tokens since the model was loaded.
         cached_prompt_tokens_total: number of prompt tokens found in the prefix cache since the model was loaded.
-        cached_prompts_total: number of prompts since the load whose beginning was found in the prefix cache.
+        cached_prompts_total: number of prompts, since the load, whose beginning was found in the prefix cache.
         disk_prompt_tokens_total, disk_prompts_total: parts of the two numbers above whose KV pages were read from
             disk.
         disk_read_bytes_total, disk_read_ms_total: bytes that were read from disk, and duration of the reads in ms.
@@ -207,7 +207,7 @@ class ModelLoad(Record):
     tok_s_decode: float = 0.0
 
     def prefix_tiers(self) -> dict[str, tuple[int, int]]:
-        """Return how many prompts and tokens were found in `memory` and on `disk`."""
+        """Return for each cache tier how many prompts and tokens were found there."""
         prompts, tokens = self.disk_prompts_total, self.disk_prompt_tokens_total
         memory = max(self.cached_prompts_total - prompts, 0), max(self.cached_prompt_tokens_total - tokens, 0)
         return {"memory": memory, "disk": (prompts, tokens)}

@@ -43,7 +43,7 @@ def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
 
 
 class LineSplitter:
-    """Splits an event stream in chunks into lines, which end with LF, CR or CRLF."""
+    """Splits an event stream that arrives in chunks into lines (LF, CR or CRLF)."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -114,7 +114,7 @@ class EventParser:
 
 
 class Frames:
-    """Parser of an SSE stream in chunks of any size, which yields each event's `data`."""
+    """Parser of an event stream that returns only the `data` of each event."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()

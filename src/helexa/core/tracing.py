@@ -81,7 +81,7 @@ def shut_down() -> None:
 
 
 def server_span(name: str, headers: Headers = ()) -> "Span | None":
-    """Begin the span of a received request. Return None without tracing.
+    """Begin and return the span of a received request. Return None without tracing.
 
     If `headers` contain a trace context (`traceparent`), the span continues this trace.
     """
