@@ -148,7 +148,7 @@ class FileSummary:
 
 
 class ResultFile:
-    """A file of results.
+    """The file with the results of a file of prompts.
 
     This process holds an exclusive lock on the file until the end of the `with` block.
 
@@ -268,10 +268,7 @@ def result_record(item: Item, result: Completion | GenerationError) -> dict[str,
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
-    """Return a completion as a JSON object.
-
-    Optional fields that are empty are omitted.
-    """
+    """Return a completion as a JSON object, without optional fields that are empty."""
     record = asdict(completion) | {"parsed": _json_value(completion.parsed)}
     record["timings"] = {name: round(seconds, 4) for name, seconds in record["timings"].items()}
     if completion.others:

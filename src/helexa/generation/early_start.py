@@ -30,7 +30,7 @@ def start_engine_early(arguments: Sequence[str], environ: Mapping[str, str]) -> 
 def needs_engine(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Return whether a command will probably use a private engine.
 
-    A command uses a private engine if it selects no server, and no server runs on this machine.
+    A command uses a private engine with `--private`, or if it selects no server and none runs on this machine.
 
     Args:
         arguments: the command line of `helexa`, without the program.

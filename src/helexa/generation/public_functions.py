@@ -75,16 +75,16 @@ async def agenerate(
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
-    """Start a response to a prompt, and return an iterator over its chunks.
+    """Return an iterator over the chunks of a response to a prompt.
 
-    The iterator raises the same errors as `generate`.
+    The iteration starts the request, and raises the same errors as `generate`.
     """
     model, generation_options = _split(options)
     return model.stream(prompt, **generation_options)
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-    """Start a response to a prompt, and return an async iterator over its chunks.
+    """Return an async iterator over the chunks of a response to a prompt.
 
     This is the async version of `stream`.
     """

@@ -75,7 +75,7 @@ class ServerClient:
 
         Raises:
             UnreachableError: the server does not respond.
-            GenerationError: the server rejects the request, or has no models.
+            GenerationError or a subclass: the server rejects the request, or has no models.
         """
         if model is None:
             models = await self.models()
@@ -118,7 +118,7 @@ class ServerClient:
 
         Raises:
             UnreachableError: the server does not respond.
-            GenerationError: the server rejects the request, or its response is invalid.
+            GenerationError or a subclass: the server rejects the request, or its response is invalid.
         """
         try:
             async with asyncio.timeout(_LIST_SECONDS):
@@ -143,7 +143,7 @@ class ServerClient:
         too, its error is raised.
 
         Raises:
-            GenerationError: the server rejected the request, failed, or disconnected.
+            GenerationError or a subclass: the server rejected the request, failed, or disconnected.
         """
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         response = await self._ask_with_retries(data)
@@ -174,7 +174,7 @@ class ServerClient:
         """Return the embedding of each text. A busy server is asked again, as in `chat`.
 
         Raises:
-            GenerationError: the server rejected a request, failed, or disconnected.
+            GenerationError or a subclass: the server rejected a request, failed, or disconnected.
         """
         vectors: list[list[float]] = []
         for start in range(0, len(texts), _MAX_TEXTS):

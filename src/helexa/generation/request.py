@@ -40,7 +40,6 @@ def image_part(image: Image, folder: Path | None = None) -> dict[str, Any]:
     A file becomes a data URL.
 
     Args:
-        image: the image.
         folder: folder that a relative path starts from. None means the working directory.
 
     Raises:
@@ -256,7 +255,7 @@ class Request:
 
 
 def alternatives(logprobs: Any) -> int | None:
-    """Return how many most likely tokens a request reports for each token.
+    """Return how many likely tokens the option `logprobs` requests for each token.
 
     None means that no log-probabilities are reported.
 

@@ -24,7 +24,7 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
 
     Raises:
         HelexaError: the model could not be downloaded or loaded.
-        GenerationError: the request failed, or the response does not match the request's schema.
+        GenerationError or a subclass: the request failed, or the response does not match the request's schema.
     """
     started_at = time.perf_counter()
     await target.open()

@@ -82,7 +82,7 @@ class ToolCallReader:
     _calls: dict[int, list[ToolCallDelta]] = field(default_factory=dict)
 
     def add(self, delta: ToolCallDelta) -> None:
-        """Add the next chunk."""
+        """Add the next chunk of a tool call."""
         self._calls.setdefault(delta.index, []).append(delta)
 
     def calls(self) -> tuple[ToolCall, ...]:
