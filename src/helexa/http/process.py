@@ -86,7 +86,7 @@ _LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 def is_local_error(error: Exception) -> bool:
-    """Return whether `error` is due to a lack of descriptors, ports or memory locally.
+    """Return whether `error` is due to a lack of local descriptors, ports or memory.
 
     If no file descriptor is left, the result is True for every error, because some functions, such as name lookups,
     hide the cause of their errors.

@@ -181,7 +181,7 @@ class RequestParser:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Validate a complete head and pass it on (callback of httptools)."""
+        """Validate a complete head, and call `handle_head` (callback of httptools)."""
         parser, headers = self._parser, self._headers
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
@@ -194,12 +194,12 @@ class RequestParser:
         self.handle_head(method, self._url, version, headers, body_framing, keep_alive=parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
-        """Pass the next bytes of a request body on (callback of httptools)."""
+        """Pass the next bytes of a body to `handle_body` (callback of httptools)."""
         self._unconfirmed_bytes = 0
         self.handle_body(body)
 
     def on_message_complete(self) -> None:
-        """Pass the end of a request on (callback of httptools)."""
+        """Call `handle_end` at the end of a request (callback of httptools)."""
         # After a head with an upgrade header, httptools ends the message, and `_feed` parses the head again without the
         # header. `in_head` is still True then.
         if not self.in_head:

@@ -18,7 +18,7 @@ class JsonResponse(Response):
 
 
 def readiness(reasons: Mapping[str, str | None]) -> Response:
-    """Return status 200 if all components are ready, else 503.
+    """Return a response with status 200 if all components are ready, else 503.
 
     `reasons` maps the name of each component to the reason why the component is not ready, or to None if it is ready.
     """
