@@ -18,9 +18,16 @@ from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex import gateway
 from helexa.cortex.access.proxies_exposure_and_cors import with_cors
 from helexa.cortex.config import CortexConfig
-from helexa.cortex.console.console import Console, get_root, get_session, page_routes, sign_in, sign_out
 from helexa.cortex.console.events import get_events
 from helexa.cortex.console.oidc import check_extra, oidc_routes
+from helexa.cortex.console.sign_in_sessions_and_page import (
+    Console,
+    get_root,
+    get_session,
+    page_routes,
+    sign_in,
+    sign_out,
+)
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.ledger.storage.database import DatabaseError

@@ -26,7 +26,7 @@ from helexa.core.errors import ApiError, HelexaError
 from helexa.core.logs import quoted
 from helexa.cortex.access.keys import Principal, Role, Window
 from helexa.cortex.config import OidcSection
-from helexa.cortex.console.console import Console, set_cookie
+from helexa.cortex.console.sign_in_sessions_and_page import Console, set_cookie
 from helexa.cortex.routes.access_and_errors import public
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.console.console import ASSETS, PATH
+from helexa.cortex.console.sign_in_sessions_and_page import ASSETS, PATH
 
 STATIC = resources.files("helexa.cortex.console") / "static"
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

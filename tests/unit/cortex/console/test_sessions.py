@@ -9,8 +9,8 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.console import console
-from helexa.cortex.console.console import COOKIE, CSRF_HEADER, Sessions
+from helexa.cortex.console import sign_in_sessions_and_page
+from helexa.cortex.console.sign_in_sessions_and_page import COOKIE, CSRF_HEADER, Sessions
 from helexa.http.headers import Headers
 
 ADMIN, USER = "the-admin-key", "a-user-key"
@@ -180,8 +180,8 @@ def test_console_session_ends_after_its_lifetime() -> None:
 
 
 def test_oldest_console_sessions_end_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "MAX_SESSIONS", 5)
-    monkeypatch.setattr(console, "MAX_SESSIONS_PER_CREDENTIAL", 2)
+    monkeypatch.setattr(sign_in_sessions_and_page, "MAX_SESSIONS", 5)
+    monkeypatch.setattr(sign_in_sessions_and_page, "MAX_SESSIONS_PER_CREDENTIAL", 2)
     store = Sessions()
     own = [store.start(DIGEST, 60) for _ in range(4)]
     assert [store.credential(headers_of(token, one.csrf)) for token, one in own] == [None, None, DIGEST, DIGEST]
