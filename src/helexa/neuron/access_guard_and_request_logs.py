@@ -92,7 +92,7 @@ class RequestMiddleware:
                 "helexa.request_id": request_id.get(),
             },
         )
-        # Requests with runs or errors have been logged already.
+        # Runs (the generation of answers) and errors write log lines themselves.
         if not record.runs and not record.error_codes:
             quiet = record.status < 400 and record.path in _POLLED
             tell(

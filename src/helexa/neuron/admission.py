@@ -44,7 +44,7 @@ class Admission:
 
     @asynccontextmanager
     async def admit(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["AdmittedRequest"]:
-        """Wait until the request is admitted; leaving the context frees its slot.
+        """Wait for admission, and yield the request; leaving the context frees its slot.
 
         Args:
             principal: name of the request's principal (API key owner); empty for anonymous requests.
@@ -81,14 +81,15 @@ class Admission:
         return 0.0 if self._queue.admitted or self._queue.waiting else max(self._clock() - self._used_at, 0.0)
 
     def replace_engine(self, engine: EngineClient) -> None:
-        """Admit later requests to the batch of `engine`. No request may run or wait."""
+        """Admit later requests to the batch of `engine`; no request may run or wait now."""
         self._engine, self._used_at = engine, self._clock()
         self._queue.limits = _limits_of(self._config, engine)
 
     def require_open(self) -> None:
         """If `close` was called, raise the error that was passed to it."""
         if self._closed is not None:
-            # The same error object is raised for many requests. Without this, its traceback would grow each time.
+            # The same error object is raised for many requests. `with_traceback` keeps its traceback from growing each
+            # time.
             raise self._closed.with_traceback(None)
 
     def close(self, error: ApiError) -> None:
@@ -97,7 +98,7 @@ class Admission:
         self._settle(self._queue.close())
 
     def load(self, model: str) -> "ModelLoad":
-        """Return the admission counts and KV memory; other fields keep their defaults."""
+        """Return a `ModelLoad` with only the admission counts and KV memory filled in."""
         from helexa.core.node_reports import ModelLoad  # needs pydantic, which private engines do not import
 
         queue, limits = self._queue, self._queue.limits
@@ -128,7 +129,7 @@ class Admission:
             del self._waiters[ticket]
 
     def _settle(self, tickets: list[Ticket]) -> None:
-        """Wake the tasks of admitted or rejected tickets; set the timer of the queue."""
+        """Wake the tasks that wait for `tickets`; set the timer for the queue's next tick."""
         for ticket in tickets:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
@@ -222,7 +223,7 @@ class AdmittedRequest:
 
 
 def _limits_of(config: AdmissionOptions, engine: EngineClient) -> Limits:
-    """Return a model's admission limits from `config`, else from its engine."""
+    """Return a model's admission limits, from `config` and the size of its engine."""
     most = engine.options.max_sequences
     slots = min(config.max_in_flight or most, most)
     anon_slots = share_of(slots) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, slots)

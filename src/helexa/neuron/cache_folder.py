@@ -58,7 +58,7 @@ PACKED_FOLDER, PACKED_SUFFIX = "packed", ".tiles"
 
 
 def model_name(path: Path) -> str:
-    """Return a model's file name, or the name of its repository in a hub's cache."""
+    """Return a hub snapshot's repository name, else the file name without `.gguf`."""
     if path.parent.name == "snapshots":
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")
     return path.name.removesuffix(".gguf")

@@ -427,7 +427,7 @@ async def _serve(
 
 
 async def _join(server: "NodeServer", request: "JoinRequest") -> None:
-    """Send the request to join a gateway; end the node if it fails."""
+    """Send the request to join a gateway; end the node if the request fails."""
     import asyncio
 
     try:

@@ -39,7 +39,7 @@ _SHORT_NAMES = {
     "NEURON_TP_STEP_TIMEOUT_S": ("recovery", "step_timeout_secs"),
 }
 
-_CANDLE = ("harness", "candle")  # table of the first helexa's engine
+_CANDLE = ("harness", "candle")  # table of the engine in helexa's first version
 _NO_IMAGES = "helexa generates no images"
 _FORMER_SETTINGS = (
     FormerSetting((*_CANDLE, "prefix_cache", "enabled"), (*_CANDLE, "prefix_reuse"), lambda on: None if on else "off"),
@@ -207,7 +207,7 @@ def read_config(
 
     Args:
         environ: the environment variables. None means `os.environ`.
-        warn: function that is called with a line of text for each outdated setting of the first helexa.
+        warn: function that is called with a line of text for each outdated setting of helexa's first version.
         flags: name and value of a command line option for each path of a configuration key.
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 

@@ -37,7 +37,7 @@ Level = Literal["fine", "note", "fault"]
 
 _OWN_DISTANCE = 10  # Linux's distance of a NUMA node to its own memory
 
-_MANAGEMENT = "nvidia-ml-py"  # small Python package that helexa itself needs
+_MANAGEMENT = "nvidia-ml-py"  # no CUDA library, but a small Python package that helexa itself needs
 _PREFIXES = ("nvidia-", "cuda-")
 
 # Flags in /proc/cpuinfo of the instruction sets that the kernels can use, and their names.
@@ -282,7 +282,7 @@ def look_at_kernels(settings: TorchOptions | TorchConfig, device: str, why: str 
 
 
 def look_at_compiled_modules(package: str) -> Iterator[CheckResult]:
-    """For `neuron doctor`: check whether an installed package has compiled modules."""
+    """For `neuron doctor`: report if Python compiles a package again at each start."""
     spec = find_spec(package)
     if spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists():
         return

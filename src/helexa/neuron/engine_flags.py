@@ -138,7 +138,7 @@ class EngineFlags:
         return {key: value for key, value in keys.items() if value is not None}
 
     def notes(self) -> Iterator[str]:
-        """Yield a line about each option that differs from vLLM or llama.cpp."""
+        """Yield a line about each given option that differs from vLLM's or llama.cpp's."""
         if self.kv_cache_dtype in _8_BIT and self.kv_cache_dtype != "int8":
             yield f"--kv-cache-dtype {self.kv_cache_dtype}: helexa's 8-bit KV cache is int8"
         if self.kv_cache_dtype not in (None, "auto", *_8_BIT):

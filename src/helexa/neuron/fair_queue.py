@@ -128,7 +128,7 @@ class FairQueue:
         return self._admitted_by_principal.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Admit, queue or reject a new request; return the decided tickets.
+        """Admit, queue or reject a new request; return all tickets admitted or rejected.
 
         If the queue is full, a waiting request may be rejected instead of the new request.
         """
@@ -186,7 +186,7 @@ class FairQueue:
             self._claimed += ticket.claimed
 
     def tick(self, now: float) -> list[Ticket]:
-        """Admit requests that fit now, and reject those that waited too long.
+        """Admit requests that fit now, reject overdue requests, and return their tickets.
 
         The caller must call this method at the time that `next_tick` returns.
         """
@@ -240,7 +240,7 @@ class FairQueue:
         """Return the next request to admit, or None if no request can be admitted."""
         known = [queue[0] for principal, queue in self._queues.items() if queue and principal != ANONYMOUS]
         anonymous = self._queues.get(ANONYMOUS)
-        # Anonymous requests run only if no request with a key waits.
+        # Anonymous requests are admitted only if no request with a principal waits.
         heads = known or ([anonymous[0]] if anonymous else [])
         passed_over: list[Ticket] = []
         for ticket in sorted(heads, key=lambda ticket: (self._page_sums[ticket.principal], ticket.number)):

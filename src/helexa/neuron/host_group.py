@@ -59,8 +59,8 @@ def group_settings(config: GroupConfig, environ: Mapping[str, str]) -> GroupSett
             keys that the table lacks.
 
     Raises:
-        ConfigError: a setting is missing or invalid, or this machine does not have the address; the message has one
-            line.
+        ConfigError: a setting is missing or invalid, or this machine lacks the address `interface`; the message has
+            one line.
     """
     host, hosts = _number(config, "rank", environ), _number(config, "world_size", environ)
     if hosts < 2:
@@ -162,13 +162,13 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """Message of host 0 to a host: it cannot join, and a retry would fail, too."""
+    """Message of host 0 to a host: the host cannot join, and a retry would fail, too."""
 
     message: str
 
 
 class Membership:
-    """On host 0: the hosts that have joined the group. Threads watch connections."""
+    """On host 0: the hosts that have joined the group; threads watch their sockets."""
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
@@ -183,7 +183,7 @@ class Membership:
         """Begin to accept hosts.
 
         Raises:
-            HelexaError: another process uses the port, or this machine does not have the address.
+            HelexaError: another process uses the port, or this machine does not have the address `settings.own`.
         """
         own = self.settings.own
         self._listener = bind((own.address, own.port))

@@ -247,7 +247,7 @@ def _write_key(path: Path, service: str | None) -> list[str]:
 
 
 def _group_of(service: str | None) -> int | None:
-    """Return the group id of a systemd unit's user, or None."""
+    """Return the group id of the user of a systemd unit; None if unknown or no unit."""
     if service is None:
         return None
     try:

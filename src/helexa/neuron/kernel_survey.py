@@ -15,7 +15,7 @@ from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.options import TorchOptions
 
 NO_KERNELS = "no"
-"""Kernel name of an unusable device."""
+"""Value of `DeviceKernels.kernels` for a device that cannot be used."""
 
 _SURVEY_SECONDS = 300  # enough to import torch from a slow disk, and to compile the kernels
 

@@ -184,7 +184,7 @@ class TorchOptions:
     context_limit: ContextLimitOptions = field(default_factory=ContextLimitOptions)
 
     def engine_options(self, device: str) -> EngineOptions:
-        """Return the options of an engine on `device`, defaults filled in."""
+        """Return the options of an engine on `device`, with that device's defaults."""
         cuda = device.startswith("cuda")
         step, prefill_beside_decode = (2048, 2048) if cuda else (512, 128)
         values = {name: getattr(self, name) for name in EngineOptions.__struct_fields__ if hasattr(self, name)}
@@ -220,7 +220,7 @@ class RecoveryOptions:
 
 @dataclass(kw_only=True)
 class HarnessOptions:
-    """The options of each engine; `torch` is the only one."""
+    """The options of each kind of engine; `torch` is the only kind."""
 
     torch: TorchOptions = field(default_factory=TorchOptions)
 

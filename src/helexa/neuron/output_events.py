@@ -23,13 +23,13 @@ Alternative = tuple[str, bytes, float]  # a candidate token: its text, its bytes
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The first output event: the request with `prompt_tokens` tokens was admitted."""
+    """The first output event: a request with `prompt_tokens` tokens was admitted."""
 
     prompt_tokens: int
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """An output event: the prefill has begun. `cached_tokens` need no prefill."""
+    """An output event: the prefill has begun. `cached_tokens` tokens need no prefill."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -75,9 +75,9 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """An output event: the model began the `index`-th call, of the tool `name`.
+    """An output event: the model began a call of the tool `name`.
 
-    The `ToolCallDelta` events until the next `ToolCallStart` contain the arguments of this call.
+    `index` counts the answer's calls from 0. The next `ToolCallDelta` events contain the arguments of this call.
     """
 
     index: int

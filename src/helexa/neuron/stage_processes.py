@@ -52,7 +52,7 @@ class StageProcesses:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def run(self, channel: Channel) -> None:
-        """Run a stage process for the engine at `channel`; close `channel` at its end.
+        """Run a stage process for the engine at `channel`, then close `channel`.
 
         If the engine closes the connection and the process does not end within `_ENDING_SECONDS`, the process is
         killed.

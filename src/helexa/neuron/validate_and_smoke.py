@@ -84,7 +84,7 @@ def _describe_load(model: ServedModel, seconds: float) -> list[CheckResult]:
 
 
 async def _generate(model: ServedModel) -> CheckResult:
-    """Generate tokens; non-finite logits and engine errors are faults."""
+    """Generate tokens; return a `fault` if the engine reports an error."""
     started = time.monotonic()
     sampling = SamplingParams(temperature=0)
     outputs = [output async for output in model.engine.generate(_PROMPT, max_tokens=_TOKENS, sampling=sampling)]
@@ -96,7 +96,7 @@ async def _generate(model: ServedModel) -> CheckResult:
 
 
 async def smoke(config: NeuronConfig, model: str, ranks: int, report: Callable[[str], None]) -> None:
-    """Run `neuron smoke`: report each result as a line of text.
+    """Run `neuron smoke`; call `report` with a line of text for each result.
 
     Raises:
         HelexaError: a part of the test failed; the message says which.
@@ -167,7 +167,7 @@ async def _tokens_of_engine(path: Path, options: EngineOptions, ranks: int) -> l
 
 
 async def _kill_rank(path: Path, options: EngineOptions, ranks: int) -> float:
-    """Kill the last rank of an engine; return the seconds until its end."""
+    """Kill the last rank of an engine; return the seconds until the engine ends."""
     died = asyncio.Event()
     client = await _start(path, options, ranks, lambda reason: died.set())
     try:

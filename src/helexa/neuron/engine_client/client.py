@@ -109,7 +109,7 @@ class EngineClient:
         self._drain_lock = asyncio.Lock()
         self._ids = itertools.count(1)
         self._streams: dict[int, TokenStream] = {}
-        self._expects_report = False  # whether a message that the engine answers was sent since the last report
+        self._expects_report = False  # whether the engine must answer a message with a report
         self._closing = False
         self._death: str | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -133,13 +133,12 @@ class EngineClient:
         """Start an engine process and wait until its model is loaded.
 
         Args:
-            load_seconds: seconds without progress after which the server kills a loading engine, because it counts as
-                hung.
-            step_seconds: seconds without progress after which the server kills a working engine, because it counts as
-                hung. In steps whose duration the engine can predict, the limit is usually shorter (see `HangDetector`).
+            load_seconds: seconds without progress after which a loading engine counts as hung and is killed.
+            step_seconds: seconds without progress after which a working engine counts as hung and is killed. In steps
+                whose duration the engine can predict, the limit is usually shorter (see `HangDetector`).
             memory: grants the engine's memory requests; None for a new `MemoryGrants` that holds no memory in reserve.
             group: the other hosts that compute parts of the model; None if this host computes the whole model.
-            least_pages: number of KV pages that the engine must get.
+            least_pages: minimum number of KV pages. If fewer fit in the free memory, the load fails.
 
         Raises:
             DoesNotFitError: the model needs more memory than is free.
@@ -211,8 +210,8 @@ class EngineClient:
     ) -> TokenStream:
         """Return a stream of the tokens that the model generates after `prompt`.
 
-        The request is sent when the stream is first awaited. `TokenStream` describes the argument `wake_at`, and the
-        message `Generate` the other arguments.
+        The request is sent when the stream is first awaited. `TokenStream` describes the argument `wake_at`. The
+        message `Generate` describes the other arguments.
         """
         self._require_alive()
         message = Generate(
@@ -265,7 +264,7 @@ class EngineClient:
         Unfinished token streams end with an error.
 
         Args:
-            save_secs: longest time for saving pages of the prefix cache to disk, less than `grace`.
+            save_secs: longest time for saving pages of the prefix cache to disk, in seconds; less than `grace`.
         """
         self._closing = True
         self._fail_streams(_ENDED)

@@ -68,7 +68,7 @@ class MemoryGrants:
         The new grant replaces an earlier grant to the same engine.
 
         Args:
-            least_pages: number of KV pages that the engine must get.
+            least_pages: minimum number of KV pages. If fewer fit in the free memory, the method raises an error.
 
         Raises:
             DoesNotFitError: the free memory is too small. `details["permanent"]` says whether it would also be too
@@ -134,7 +134,7 @@ class MemoryGrants:
             holding.settled = True
 
     def observe(self, free: int) -> None:
-        """Compute each engine's missing memory, if `free` bytes are free.
+        """Compute each engine's missing memory from `free`, the free bytes of host memory.
 
         The outstanding bytes of an engine are granted to it but not allocated yet. If `free` is less than the
         outstanding bytes of all engines in host memory, the difference is missing. Each engine misses a share of the

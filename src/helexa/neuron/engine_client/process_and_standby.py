@@ -176,7 +176,7 @@ class Child:
             os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Wait `grace` seconds for the end, then send SIGTERM, then SIGKILL.
+        """Wait `grace` seconds for the process to end, then send SIGTERM, then SIGKILL.
 
         If the calling task is canceled, a later call continues with what is left to do.
         """

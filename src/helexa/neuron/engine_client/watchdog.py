@@ -81,6 +81,7 @@ class HangDetector:
         Return None if no limit is exceeded.
 
         Args:
+            expected_seconds: expected duration of the current step; 0 if unknown.
             idle_seconds: for how many seconds since the last check all threads of the engine slept (see `IdleTime`).
         """
         # Checks are counted instead of seconds, which would grow while the server process itself is suspended. The

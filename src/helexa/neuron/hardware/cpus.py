@@ -60,7 +60,7 @@ def usable_cpus() -> frozenset[int]:
 
 
 def physical_cores(cpus: Collection[int] | None = None) -> int:
-    """Return the number of cores, at least 1, of `cpus`; None: all usable CPUs."""
+    """Return the number of cores of `cpus` (None: of all usable CPUs), at least 1."""
     cpus = usable_cpus() if cpus is None else cpus
     if any((_TOPOLOGY / f"cpu{cpu}/topology").is_dir() for cpu in cpus):
         return len(cores(cpus))
@@ -86,7 +86,7 @@ def cpu_limit(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> float | N
 
 
 def cores(cpus: Collection[int], folder: Path = _TOPOLOGY) -> list[tuple[int, ...]]:
-    """Group CPUs by physical core, in the order of their lowest numbers."""
+    """Return the CPUs of each physical core, sorted by each core's lowest CPU number."""
     # A CPU without files in the folder is a group of its own.
     groups: dict[frozenset[int], list[int]] = {}
     for cpu in sorted(cpus):
@@ -136,7 +136,7 @@ def numa_nodes(usable: Collection[int] | None = None, folder: Path | None = None
     Args:
         usable: numbers of the CPUs that this process may use; None to ask the operating system.
         folder: a folder like Linux's `/sys/devices/system/node`; None for this folder, or the folder that the
-            environment variable `NUMA_FOLDER` names.
+            environment variable `NEURON_DEBUG_NUMA` names.
     """
     usable = usable_cpus() if usable is None else usable
     folder = folder or Path(os.environ.get(NUMA_FOLDER) or _FOLDER)

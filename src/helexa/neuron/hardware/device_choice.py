@@ -82,7 +82,7 @@ def device_for(model_bytes: int) -> DeviceChoice:
 
 
 def _free(device: "Device", free_bytes: Mapping[int, int]) -> int:
-    """Return a device's free bytes, or the host's if the device reports no memory."""
+    """Return a device's free bytes; the host's free bytes if it reports no memory."""
     return free_bytes.get(device.index, 0) if device.vram_total_mb else host_memory()[0]
 
 

@@ -20,7 +20,7 @@ def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def triton_missing(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what Triton lacks to compile kernels, and the remedy; else None."""
+    """Return what Triton lacks to compile kernels, and the remedy; None if nothing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install triton"
     if any(triton_cache(environ).glob(_LIBRARY)):

@@ -22,8 +22,8 @@ _RETRY_AFTER_SECONDS = 30
 class FileThreads:
     """Runs functions that read files, each in its own thread.
 
-    The caller waits for the thread at most `seconds`, and may be canceled at any time. After that, the thread continues
-    and still counts toward `limit`, the maximum number of threads.
+    The caller waits for the thread at most `seconds`, and may be canceled at any time. In both cases, the thread runs
+    on and still counts toward `limit`, the maximum number of threads.
     """
 
     # The number of threads is limited because a hung network mount blocks each thread that reads from it.
