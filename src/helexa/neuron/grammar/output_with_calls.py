@@ -86,7 +86,7 @@ def for_tools(
             consists of calls.
         reasons: whether to allow a reasoning message before the calls. Only used for the formats in `MESSAGES`, in
             which reasoning and calls are messages.
-        untagged: whether calls in plain JSON without tags are also calls. Only used with `auto` and without `message`.
+        untagged: whether plain JSON without tags may also be a call. Only used with `auto` and without `message`.
 
     Raises:
         ApiError: 400 `invalid_schema`: a tool's schema is invalid. 400 `unsupported_schema`: the tool-call format
@@ -179,7 +179,7 @@ def _tagged_arguments(known: TaggedCalls, *, together: bool = False) -> _Frame:
 
 
 def _json_list(known: JsonCalls) -> _Frame:
-    """Return the function that builds the grammars of a JSON list after a marker."""
+    """Return the function that builds the grammars of calls in a JSON list."""
 
     def frame(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
         call = rules.add("call", _either(json_call(rules, tool) for tool in callable_tools))
@@ -196,14 +196,14 @@ def _json_list(known: JsonCalls) -> _Frame:
 
 
 def _cohere(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
-    """Return the grammar of a JSON list with one call per line."""
+    """Return the grammar of calls in a JSON list with one call per line."""
     call = rules.add("call", _either(cohere_call(rules, tool) for tool in callable_tools))
     listed = f"{literal('[' + _INDENTED)} {_several(call, ',' + _INDENTED, limit)} {literal(_LINE + ']')}"
     return [_Calls(COHERE.opener, f"{listed} {rules.marker(COHERE.closer)}")]
 
 
 def _command_r(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
-    """Return the grammar of an indented JSON list in a code fence."""
+    """Return the grammar of calls in an indented JSON list in a code fence."""
     call = rules.add("call", _either(command_r_call(rules, tool) for tool in callable_tools))
     listed = f"{literal('```json' + _LINE + '[' + _INDENTED)} {_several(call, ',' + _INDENTED, limit)}"
     # The models' documentation shows a space before the fence. Their chat template writes a line break.

@@ -122,7 +122,7 @@ def _supportable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_property_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace `propertyNames` by other keywords if it has a list or one pattern."""
+    """Replace the keyword `propertyNames` if it has only an `enum` or a `pattern`."""
     names = schema.get("propertyNames")
     if not isinstance(names, Mapping) or names.get("type", "string") != "string":
         return schema
@@ -147,7 +147,7 @@ def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the definitions of `$ref` by their keyword, `$defs` or `definitions`."""
+    """Return the members `$defs` and `definitions` of `schema` that are objects."""
     return {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), Mapping)}
 
 

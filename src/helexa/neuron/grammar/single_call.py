@@ -241,9 +241,9 @@ def tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
 
 
 def bare_tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
-    """Return the expression of `tagged_call` after `tags.call`, or "".
+    """Return the expression of `tagged_call` without the leading `tags.call`.
 
-    The result is "" if tagged parameters cannot enforce the tool's schema.
+    The result is empty if tagged parameters cannot enforce the tool's schema.
     """
     parameters = {name: Parameter(tool, name, tags.inside_values) for name in tool.properties}
     if not (tool.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
@@ -300,7 +300,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def _writable(tool: CallableTool, names: Iterable[str]) -> list[str]:
-    """Return the names of `names` that are valid parameter names in a call."""
+    """Return those of `names` that can be written as a parameter name in a call."""
     if tool.strict and not tool.is_plain:
         raise _unsupported(tool, "its parameters must be a schema with 'type': 'object' and 'properties'")
     written = [name for name in names if is_name(name)]

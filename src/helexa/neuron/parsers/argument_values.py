@@ -44,7 +44,7 @@ def dumps(value: Any) -> str:
         ValueError: a number is NaN or infinite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # A half of a surrogate pair cannot be encoded as UTF-8, but as an escape sequence.
+    # UTF-8 cannot encode a half of a surrogate pair, but JSON can write it as an escape sequence.
     return text if text.isascii() or not _has_surrogates(text) else json.dumps(value, allow_nan=False)
 
 
@@ -72,7 +72,7 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
 
 
 def whole_number(text: str, schema: Mapping[str, Any]) -> str:
-    """Return the number `text`, without a fraction such as `.0` for a type `integer`."""
+    """Return the number `text`; drop `.0` if `schema` allows integers, no fractions."""
     match = _WHOLE.fullmatch(text)
     if match and "integer" in (types := schema_types(schema)) and "number" not in types:
         return match[1]

@@ -23,7 +23,7 @@ _MAX_BARE_KEY = 32
 
 
 def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO_MARKERS) -> Reading[None]:
-    """Parse and stream the arguments for a call of the tool `name`, a JSON object.
+    """Parse and stream the arguments (a JSON object) of a call of the tool `name`.
 
     Mistakes are repaired, as `JsonValue` describes. The markers `ends` end the call even if brackets are open, or if
     the arguments are missing.
@@ -50,7 +50,7 @@ def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO
 
 
 def add_call(output: Output, name: str, arguments: str) -> bool:
-    """Add a complete call. Return False if its name or arguments are not acceptable."""
+    """Add a complete call to `output`. Return False if name or arguments are invalid."""
     try:
         text = repaired_json(arguments, output.schema(name))
         output.check(name)

@@ -28,7 +28,7 @@ _BREAKS_PATH = re.compile(r"[^\w.:~-]")  # a character that ends a path with une
 def _ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_array: bool) -> bool | None:
     """Return whether the quotation mark before position `at` ends a string value.
 
-    In valid JSON, such a quotation mark always ends the string. The result is None if more text is needed to decide.
+    In valid JSON, such a quotation mark always ends the string. The result is None if more text must arrive first.
 
     Args:
         ends: markers that may follow the JSON text.
@@ -189,7 +189,7 @@ class JsonString:
         self._out.append(text)
 
     def _release(self) -> None:
-        """Pass on a string that was held back."""
+        """Add the string that was held back to the output."""
         self._out += ('"', *(self._kept or ()))
         self._kept = self._types = None
 

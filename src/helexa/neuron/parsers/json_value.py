@@ -15,7 +15,8 @@ _MAX_GAP = 256  # maximum length of white space that is held back after a comma
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BARE_KEY = re.compile(r"[A-Za-z_$][\w$.-]*")
 _MAX_KEY = 128
-# What ends a value without quotation marks. The last form is a key, if the comma before the key is missing.
+# Pattern of the text after a value without quotation marks: a comma, a bracket, a line break, or the next key if the
+# comma before the key is missing.
 _BARE_END = r'[,}\]\n]|[ \t]+(?="[^"\\\n,}\]]*"[ \t]*:)'
 
 # Parser states: the next expected token.
@@ -276,7 +277,7 @@ class JsonValue:
         return at + 1
 
     def _finish(self, *, complete: bool) -> None:
-        """End the value before an end marker, and close the open brackets."""
+        """End the value at an end marker: close open brackets, or fail if not `complete`."""
         self.failed = not complete
         if complete:
             self._gap = ""

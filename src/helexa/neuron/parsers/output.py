@@ -187,7 +187,7 @@ class Output:
         self.named = True
 
     def tool(self, written: str) -> str:
-        """Return the request's tool that a call with the name `written` means.
+        """Return the request's tool that the model means by `written`, else `written`.
 
         Models put a namespace before the name of a tool, as in `functions.f`.
         """

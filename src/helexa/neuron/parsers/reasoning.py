@@ -120,7 +120,7 @@ _ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"), ("<|START_
 
 
 def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
-    """Return the reasoning markers of a model's vocabulary or template; None without."""
+    """Return the reasoning markers in a model's vocabulary or template, or None."""
     # A token of the vocabulary is a surer sign than a string in the template.
     for present in (is_token, template.__contains__):
         for marks in _KNOWN:

@@ -8,8 +8,8 @@ the OpenAI format to the format that a template reads:
 * Tool results follow their calls in order, and the ids of calls have the template's format (`message_order`).
 * The arguments of tool calls, which are JSON text in OpenAI's format, become objects, unless the template needs text.
   Arguments that are no JSON object stay text, or become the value of the key `invalid_arguments`.
-* Null content becomes empty text. In a message with tool calls, it is omitted or stays null if the template supports
-  this.
+* Null content becomes empty text. In a message with tool calls, null content is omitted or stays null if the template
+  supports this.
 * A list of text parts becomes one text with one part per line, unless the template supports lists in messages of this
   role. Text becomes a list if the template supports only lists.
 * Messages that the template would reject or omit are merged or split (`message_order`).

@@ -203,7 +203,7 @@ def text_of(content: Any) -> str | None:
 
 
 def with_one_system_message(messages: Sequence[Turn]) -> list[Turn]:
-    """Join the texts of all system messages in one message at the beginning."""
+    """Return `messages` with all system messages joined in one at the beginning."""
     systems = [message for message in messages if message.get("role") in ("system", "developer")]
     texts = [text_of(message.get("content")) for message in systems]
     if not systems or (len(systems) == 1 and systems[0] is messages[0]) or any(text is None for text in texts):
@@ -214,7 +214,7 @@ def with_one_system_message(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def with_tools_in_system(messages: Sequence[Turn], tools: Sequence[Mapping[str, Any]], field: str) -> list[Turn]:
-    """Add the functions of `tools` to the first system message, as JSON in `field`."""
+    """Return `messages` with `tools` as JSON in `field` of the first system message."""
     functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     has_system = bool(messages) and messages[0].get("role") == "system"
     system = messages[0] if has_system else {"role": "system", "content": ""}
@@ -222,7 +222,7 @@ def with_tools_in_system(messages: Sequence[Turn], tools: Sequence[Mapping[str, 
 
 
 def with_system_in_user_message(messages: Sequence[Turn]) -> list[Turn]:
-    """Move the text of the system message to the beginning of the first user message."""
+    """Return `messages` with the system text at the start of the first user message."""
     first, *others = messages
     text = text_of(first.get("content"))
     index = next((index for index, message in enumerate(others) if message.get("role") == "user"), None)
@@ -235,7 +235,7 @@ def with_system_in_user_message(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def with_single_calls(messages: Sequence[Turn]) -> list[Turn]:
-    """Split messages with several tool calls, so that each call precedes its result."""
+    """Return `messages` with one tool call per message, each followed by its result."""
     single: list[Turn] = []
     position = 0
     while position < len(messages):
@@ -259,7 +259,7 @@ def with_single_calls(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def with_calls_apart(messages: Sequence[Turn]) -> Iterator[Turn]:
-    """Split each message with text and tool calls into two messages."""
+    """Yield `messages`, but each message with text and tool calls as two messages."""
     for message in messages:
         if not calls_of(message) or not message.get("content"):
             yield message
@@ -269,7 +269,7 @@ def with_calls_apart(messages: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def with_text_in_results(messages: Sequence[Turn]) -> list[Turn]:
-    """Move the text of each user message that follows a tool result to this result.
+    """Return `messages` with user texts after a tool result moved to this result.
 
     User messages with images stay as they are.
     """

@@ -226,7 +226,7 @@ class MuseGlimmer(MessageFormat):
         return "call", recipient
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
-        """Parse the calls of one message. Return False if it begins with no call tag.
+        """Parse a message's calls. Return False if the message begins without a call tag.
 
         The tags also contain the names of the tools, so `name` is only checked.
         """

@@ -73,7 +73,7 @@ class Hermes:
 
 
 class HermesStrict(Hermes):
-    """The Hermes format without calls in JSON that has no `<tool_call>` tags."""
+    """The Hermes format, in which JSON without `<tool_call>` tags is not a call."""
 
     name = "hermes_strict"
     untagged = False

@@ -51,7 +51,7 @@ class Metadata:
         return value
 
     def integers(self, key: str, layers: int, default: int | None = None) -> list[int]:
-        """Return the integer of each of the first `layers` layers, at least 0."""
+        """Return the integer at `key` for each of the first `layers` layers, at least 0."""
         value = self._value(key, default)
         # The value is a list, or one integer for all layers.
         values = value[:layers] if isinstance(value, list) else [value] * layers

@@ -27,7 +27,7 @@ _Config = dict[str, Any]
 
 
 class _Projector(NamedTuple):
-    """How to read files with one type of projector."""
+    """How to read `mmproj` files with one type of projector."""
 
     # function that returns the keys of `config.json` and of `preprocessor_config.json`
     read: Callable[[Metadata, GgufFile], tuple[_Config, _Config]]
