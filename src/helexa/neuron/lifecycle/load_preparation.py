@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # imported at run time only where needed: in servers, or whil
 
 log = logging.getLogger(__name__)
 
-_HARNESSES = ("torch", "candle")  # `candle` was the engine of the first helexa; load requests may still name it
+_HARNESSES = ("torch", "candle")  # `candle` was the engine of helexa's first version; load requests may still name it
 _NO_PARSER = "none"
 
 
@@ -81,7 +81,7 @@ def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) ->
     """Read tokenizer, chat template and output formats of the model to load.
 
     A tool-call parser in `spec` replaces the tool-call format that the files imply. Sampling parameters in `spec`
-    replace those in the files.
+    replace the sampling parameters in the files.
 
     Args:
         chat_template: file with a template that replaces the chat templates in the model's files, or None.
@@ -227,7 +227,7 @@ def check_heads(model: Path, ranks: int) -> None:
     """Check before a load that the model has an attention head for each rank.
 
     Raises:
-        TensorParallelError: the model has fewer attention heads.
+        TensorParallelError: the model has fewer attention heads than `ranks`.
         ModelFileError: the model's configuration cannot be read.
     """
     if ranks == 1:

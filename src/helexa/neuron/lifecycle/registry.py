@@ -231,7 +231,7 @@ class Registry:
             idle_unload_secs: seconds without requests; 0 for never.
 
         Raises:
-            ApiError: as `get`.
+            ApiError: the model was not found or is not ready, as in `get`.
         """
         self._residents[self.get(model_id).id].set_idle_unload_secs(idle_unload_secs)
 
@@ -287,10 +287,10 @@ class Registry:
         await self._loader.aclose()
 
     async def _make_room(self, waking: HostedModel) -> bool:
-        """Put the model that was idle longest to sleep, for the memory of `waking`.
+        """Put the model that was idle longest to sleep, to free memory for `waking`.
 
-        If all models have requests, wait until one is idle, at most `kv_max_wait_secs`. Return whether a model was put
-        to sleep. A model whose `idle_unload_secs` is 0 is never put to sleep.
+        If all other models have requests, wait until one is idle, at most `kv_max_wait_secs`. Return whether a model
+        was put to sleep. A model whose `idle_unload_secs` is 0 is never put to sleep.
         """
         until = self._clock() + self._admission.kv_max_wait_secs
         while others := [

@@ -148,8 +148,8 @@ class HostedModel:
         """Start an engine, and return the object that serves requests.
 
         Raises:
-            HelexaError: the engine did not start or could not load the model, or its text files are invalid. The
-                message says why. If both fail, the error is about the text files.
+            HelexaError: the engine did not start or could not load the model, or the model's text files are invalid.
+                The message says why. Invalid text files are reported even if the engine fails, too.
         """
         loading = asyncio.ensure_future(self._launch(on_progress, self._on_death, 0))
         try:
@@ -294,7 +294,7 @@ class HostedModel:
             self._waiting -= 1
 
     async def _one_wake(self) -> None:
-        """Wait for the end of a wake, started if none is running; raise its error."""
+        """Start a wake if none is running; wait for its end, and raise its error."""
         waking = self._begin_wake()
         await asyncio.wait([waking])
         if waking.cancelled():
@@ -342,7 +342,7 @@ class HostedModel:
         self._watch_idle()
 
     async def _next_engine(self) -> EngineClient:
-        """Start the engine again, and repeat this after crashes."""
+        """Start a sleeping model's engine; after crashes, retry as `_restarts` permits."""
 
         def report(progress: Progress) -> None:
             share = round(progress.done / progress.total, 4) if progress.total else None

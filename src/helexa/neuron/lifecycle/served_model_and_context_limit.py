@@ -28,7 +28,7 @@ LEAST_BY_RATE = 4096  # the prefill rate never lowers the context limit below th
 
 HOLD_SECONDS = 600.0
 
-_STEP = 1024  # context limits above this number of tokens are rounded down to a multiple of it
+_STEP = 1024  # context limits above this number of tokens are rounded down to a multiple of this number
 _OUTPUT_PART = 4  # at most a quarter of the context is reserved for the output
 # For each total in `ModelLoad`, the counter of an engine. The total is the sum over all engines of the model so far.
 _TOTALS = {
@@ -87,7 +87,7 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
     """Return the current limits of a served model's requests.
 
     The limit of the context is the smallest of these numbers: the tokens that the engine supports, the tokens that fit
-    in the free KV cache memory, the configured maximum, and, if enabled, the tokens that can be prefilled in time.
+    in the free KV cache memory, the configured maximum and, if `settings.enabled`, the tokens prefilled in time.
     """
     context = min(engine.context, _cached_positions(engine, measurements.missing_bytes))
     if settings.enabled:
@@ -113,8 +113,8 @@ def _first_rate(engine: EngineProperties, settings: ContextLimitOptions) -> floa
 class SteadyRate:
     """Smooths a served model's prefill rate, so that limits change seldom.
 
-    The rate rises to a higher measurement at once. If all measurements of `HOLD_SECONDS` are lower than the rate, it
-    falls to the highest of these measurements.
+    The rate rises to a higher measurement at once. If all measurements of `HOLD_SECONDS` are lower than the rate, the
+    rate falls to the highest of these measurements.
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:
@@ -271,7 +271,7 @@ class ServedModel:
         )
 
     def load(self) -> "ModelLoad":
-        """Return the `GET /health` entry: requests, KV memory and token rates."""
+        """Return the model's `GET /health` entry: requests, KV memory and token rates."""
         load, engine = self.admission.load(self.id), self.engine
         load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages
         for field, total in self._totals().items():

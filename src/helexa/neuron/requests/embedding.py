@@ -84,8 +84,8 @@ class _Batch(Generic[T]):
     async def _work(self) -> None:
         """Compute embeddings of waiting texts until no text is waiting.
 
-        If admission control rejects a text, the worker returns the text to the waiting texts and stops. If it is the
-        only running worker, it raises the error instead.
+        If admission control rejects a text, the worker returns the text to the waiting texts and stops. If no other
+        worker is running, the worker raises the error instead.
         """
         self._working += 1
         try:

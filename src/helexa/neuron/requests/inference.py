@@ -310,7 +310,7 @@ Events = asyncio.Queue[tuple[int, InferenceEvent]]
 
 
 async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _ActiveRuns) -> None:
-    """Start a run when fewer than `_MOST_ACTIVE` are active; forward events.
+    """Start a run when fewer than `_MOST_ACTIVE` run; forward its events to `events`.
 
     A run that admission control rejects is started again when another run of the request has ended.
     """

@@ -88,7 +88,7 @@ def current() -> RequestRecord:
 
 
 class RunRecorder:
-    """Collects a run's token counts and timing; records them at its end.
+    """Collects a run's token counts and timing; records them when the run ends.
 
     A run is the generation of one answer. One of `finish`, `fail` and `abandon` ends the run.
     """
@@ -246,7 +246,7 @@ class RunRecorder:
                 tracing.child_span(phase, "engine step", begun, ended, {"tokens": step.tokens, "batch": step.batch})
 
     def _measured(self) -> Timing:
-        """Return the durations that the server measured, for runs without the engine's."""
+        """Return durations that the server measured, for runs without engine timing."""
         now = time.perf_counter()
         if self._entered is None:
             return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)

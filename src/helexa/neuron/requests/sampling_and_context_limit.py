@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, and the check that it fits into the context."""
+"""Sampling parameters of a request, and the check that its prompt is short enough."""
 
 import secrets
 from collections.abc import Mapping

@@ -361,7 +361,7 @@ async def pulls(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Handle `POST /models/pull/cancel`: cancel a download, which can resume."""
+    """Handle `POST /models/pull/cancel`: cancel a download, which a new pull resumes."""
     body = parse(_Cancel, await read_json(request))
     canceled = _pulls(request).cancel(body.model)
     if canceled is None:

@@ -317,7 +317,7 @@ class CompactionProjector:
                 pass
 
     def body(self) -> bytes:
-        """Return the JSON body. `usage` comes last, because gateways search the end."""
+        """Return the JSON body. `usage` comes last, where gateways search for it."""
         assert self._end is not None
         value = {
             "id": f"resp_{self._stem}",

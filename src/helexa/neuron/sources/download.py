@@ -32,7 +32,7 @@ _MIN_STEP_BYTES = 1 << 18
 
 
 def retry_delay(failures: int, error: WebError) -> int | None:
-    """Return the seconds before the next attempt, or None to give up."""
+    """Return the seconds to wait after `failures` failed attempts; None to give up."""
     if not error.transient or failures >= _MAX_ATTEMPTS:
         return None
     if error.retry_after is not None:
@@ -127,7 +127,7 @@ class Transfer:
             raise disk_error(error, self._folder) from error
 
     def _resume(self) -> None:
-        """Add an interrupted download's bytes to the checksum and continue."""
+        """Resume an interrupted download: add the bytes on the disk to the checksum."""
         size = os.fstat(self._target.fileno()).st_size
         # If the file has no known size, or is smaller than the partial download, the received bytes cannot be
         # trusted.

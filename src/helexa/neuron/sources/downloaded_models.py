@@ -56,7 +56,7 @@ class DownloadedModel:
         return name in (*names, *(known.removeprefix(_PYPI) for known in names))
 
     def obstacle(self, form: str | None = None) -> str | None:
-        """Return why the model cannot be removed now; None if it can."""
+        """Return why the model, or its quantization `form`, cannot be removed, or None."""
         paths = [*self.forms.values(), *filter(None, [self.path])] if form is None else [self.forms[form]]
         if any(map(is_used, paths)):
             return f"{self.name} is loaded by a process on this machine; unload it first"

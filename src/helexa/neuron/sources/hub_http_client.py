@@ -184,7 +184,7 @@ class Site:
         """Request the file at `path`, follow redirects, and return the response.
 
         Args:
-            stop: first byte after the requested range. None to request all bytes until the end of the file.
+            start, stop: offset of the range's first byte, and of the byte after the range. None for the file's end.
 
         Raises:
             WebError: the site is unreachable or returned an error.

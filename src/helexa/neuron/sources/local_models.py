@@ -142,7 +142,8 @@ def folder_models(scan: FolderScan) -> list[FoundModel]:
     return list(_found(map(_folder_entry, scan.models)))
 
 
-# Of a model: id, source id, quantization (or `safetensors`), other names, bytes, path, and why it cannot be used.
+# Properties of a model: id, source id, quantization (or `safetensors`), other names, bytes, path, and why the model
+# cannot be used.
 _Entry = tuple[str, str, str, Iterable[str], int, Path | None, str | None]
 
 
@@ -170,7 +171,7 @@ def _found(entries: Iterable[_Entry]) -> Iterator[FoundModel]:
 
 
 def _entries_of(model: DownloadedModel) -> Iterator[_Entry]:
-    """Yield an entry for each quantization of a model. The default has the plain name."""
+    """Yield an entry for each quantization of a model; the default has the model's id."""
     plain_source = model.source.partition("==")[0]
     if model.path is None:
         yield model.name, model.source, "", (plain_source,), model.size, None, f"incomplete: {model.missing}"
