@@ -76,7 +76,7 @@ class IdleConnections:
     def add(self, connection: object, address: str, evict: Callable[[], bool], now: float) -> None:
         """Register a connection that became idle at `now`.
 
-        `evict` closes the connection, or returns False if the connection is needed after all.
+        `evict` closes the connection and returns True, or returns False if the connection is still needed.
         """
         self._entries[connection] = now, address, evict
 
@@ -87,7 +87,7 @@ class IdleConnections:
     def evict(self, address: str | None, now: float) -> bool:
         """Close the connection that has been idle longest; return whether one was closed.
 
-        A connection that has been idle for less than `EVICTABLE_SECS` stays open.
+        A connection that has been idle for less than `EVICTABLE_SECS`, or is still needed, stays open.
 
         Args:
             address: consider only connections of this client address, or all connections if None.

@@ -25,7 +25,7 @@ class DisconnectGuard:
     """Tells whether the client of a request has disconnected.
 
     It is stored in the ASGI scope as `extensions[DisconnectGuard.NAME]`. An application can use it as a context
-    manager: if the client disconnects, the code in the `with` block is canceled.
+    manager: if the client disconnects, the code in the `with` block is canceled, and `ClientDisconnected` is raised.
     """
 
     NAME = "helexa.disconnect"
@@ -55,7 +55,7 @@ class DisconnectGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the `with` block. A disconnect does not cancel the task any more."""
+        """Leave the `with` block; raise `ClientDisconnected` if a disconnect canceled it."""
         self._watched = False
         if self.gone and self.task is not None and kind is asyncio.CancelledError:
             self.task.uncancel()
