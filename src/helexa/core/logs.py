@@ -73,7 +73,7 @@ def _levels(text: str, default: str) -> tuple[str, dict[str, str]]:
 
 
 def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
-    """Log an event with fields: `event key=value ...`, or one JSON key per field."""
+    """Log an event and its fields: as `event key=value ...`, or as keys in JSON logs."""
     if logger.isEnabledFor(level):
         text = " ".join([event, *(f"{name}={quoted(value)}" for name, value in fields.items())])
         logger.log(level, "%s", text, extra={"event": event, "fields": fields})

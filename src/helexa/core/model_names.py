@@ -49,7 +49,7 @@ class ModelSource:
         """Return the quantization to load: `requested`, or else the `tag` of the id.
 
         Raises:
-            SourceError: `requested` and `tag` are different quantizations. The kind is `invalid_source`.
+            SourceError: `requested` and `tag` are different quantizations. Its `kind` is `invalid_source`.
         """
         if requested and self.tag and _normalized(requested) != _normalized(self.tag):
             raise _invalid(
@@ -65,7 +65,7 @@ class ModelSource:
         An id without a scheme gets `default_scheme`.
 
         Raises:
-            SourceError: the text is not a valid source id. The kind is `invalid_source`, and the message names the
+            SourceError: the text is not a valid source id. Its `kind` is `invalid_source`, and the message names the
                 reason.
         """
         text = text.strip()

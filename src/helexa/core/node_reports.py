@@ -393,5 +393,5 @@ class NodeReport(Record):
     unload_at: dict[str, float] = Field(default_factory=dict[str, float])
 
     def load_of(self, model: str) -> ModelLoad | None:
-        """Return the load of `model` on this node, or None if unknown."""
+        """Return the `ModelLoad` of `model` on this node, or None if there is none."""
         return next((load for load in self.load if load.id == model), None)

@@ -285,7 +285,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     @property
     def permits_no_output(self) -> bool:
-        """Whether `max_tokens` may be 0."""
+        """Whether `max_tokens` may be 0; False except in a subclass."""
         return False
 
     @property
@@ -295,7 +295,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the client requests log-probabilities of the prompt tokens."""
+        """Whether the client requests logprobs of its prompt; False except in a subclass."""
         return False
 
     @property
@@ -305,11 +305,11 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     @property
     def alternatives(self) -> int | None:
-        """Number of likely tokens to report at each position; None for no logprobs."""
+        """Number of likely tokens to report at each position; None except in subclasses."""
         return None
 
     def reject_unsupported(self) -> None:
-        """Reject unsupported parameters, and output limits that are too low."""
+        """Raise ApiError 400 for an unsupported parameter or a too low output limit."""
         super().reject_unsupported()
         for name in ("max_tokens", "max_completion_tokens"):
             least = 0 if self.permits_no_output and name == "max_tokens" else 1

@@ -134,7 +134,7 @@ def _hosted_arguments(field: str, value: Any) -> dict[str, Any] | str:
 
 
 def _output(value: Any) -> str | list[Any]:
-    """Return the output of a tool: text, or content parts with text or images."""
+    """Return a tool's output as text, or unchanged if it is a list of content parts."""
     if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") in _PARTS for part in value):
         return value
     return value if isinstance(value, str) else _as_text(value)
@@ -350,7 +350,7 @@ def _call_id(item: Item, name: str, field: str) -> Message:
 
 
 def _arguments(item: Item, field: str) -> Any:
-    """Return the arguments of a call."""
+    """Return the arguments of the call `item`: an object, its JSON text, or None."""
     # Some clients send an object in place of its JSON text, or null.
     arguments = item.get("arguments")
     return arguments if arguments is None or isinstance(arguments, dict) else _string(item, "arguments", field)

@@ -350,7 +350,7 @@ class ResponseOutput:
         return [*self._open(reasoning), reasoning.add(text)]
 
     def begin_call(self, call_id: str, name: str) -> list[Event]:
-        """Begin a tool call, and return the stream events for it."""
+        """Begin a tool call, and return the first stream events of the call."""
         namespace, own_name = self._namespaced.get(name, (None, name))
         kind = CustomCallItem if name in self._custom else CallItem
         return self._open(kind(self._stem, self._next, call_id, own_name, namespace))
