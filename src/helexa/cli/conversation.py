@@ -47,7 +47,7 @@ class Conversation:
         received, the user message is removed from the conversation.
 
         Raises:
-            HelexaError: the request failed, or the response is incomplete.
+            HelexaError or a subclass: the request failed, or the response is incomplete.
         """
         if self.images and isinstance(message, str):
             message = [*self.images, {"type": "text", "text": message}]

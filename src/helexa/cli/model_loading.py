@@ -126,7 +126,7 @@ class DownloadBar:
             note(f"{self._name}: fetched {file_size_text(self._fetched)} in {seconds:.1f} s, {rate}/s")
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Update the progress.
+        """Update the progress of the download or load.
 
         Args:
             stage: what is being done, for example `download`.

@@ -326,7 +326,7 @@ def _default_url() -> str:
 
 
 def _system() -> str:
-    """Return an id of the running system and of its container; "" except on Linux."""
+    """Return an id of the booted system and the PID namespace; "" except on Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
