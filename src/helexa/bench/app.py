@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helexa.bench import api
 from helexa.bench.api_queries import QueryExecutor
-from helexa.bench.pages import site
-from helexa.bench.pages.site import ASSETS
+from helexa.bench.pages.page_routes_and_html_export import ASSETS, error_page
+from helexa.bench.pages.page_routes_and_html_export import routes as page_routes
 from helexa.core.address import Address
 from helexa.core.errors import ApiError
 from helexa.http.listener import Listener, bind, stop_on_signals
@@ -49,7 +49,7 @@ def create_app(database: Path, root_path: str = "", console_url: str | None = No
     app = Starlette(
         routes=[
             *api.routes(),
-            *site.routes(),
+            *page_routes(),
             Route("/static/{name:path}", _asset),
         ],
         exception_handlers={ApiError: _error_response, HTTPException: _error_response, Exception: _error_response},
@@ -76,7 +76,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = ApiError(error.status_code, None, error.detail)
     in_api = request.url.path.startswith(("/api", "/openapi"))
-    return await (api.api_error_response if in_api else site.error_page)(request, error)
+    return await (api.api_error_response if in_api else error_page)(request, error)
 
 
 class _SecurityHeaders:

@@ -193,7 +193,7 @@ def export(*, html: Path, db: Path | None = None, config: ConfigPath = None) -> 
         db: The database, instead of the configured database.
         config: The configuration file.
     """
-    from helexa.bench.pages.site import export as write
+    from helexa.bench.pages.page_routes_and_html_export import export as write
     from helexa.bench.results.archive import Archive
 
     with Archive(database(db, config)) as archive:

@@ -9,7 +9,7 @@ import pytest
 from helexa.bench import report
 from helexa.bench.host_build_and_model import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
 from helexa.bench.pages import charts, views
-from helexa.bench.pages.site import PAGES, html, query_string
+from helexa.bench.pages.page_routes_and_html_export import PAGES, html, query_string
 from helexa.bench.request_records_and_metrics import Delta, RequestRecord, measure_run
 from helexa.bench.results import capacity_and_scaling, series
 from helexa.bench.results.archive import Archive

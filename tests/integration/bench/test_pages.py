@@ -14,8 +14,8 @@ import pytest
 
 from helexa.bench.app import SECURITY
 from helexa.bench.pages import formatting
-from helexa.bench.pages.site import PAGES, export, live_link
-from helexa.bench.pages.site import html as render_page
+from helexa.bench.pages.page_routes_and_html_export import PAGES, export, live_link
+from helexa.bench.pages.page_routes_and_html_export import html as render_page
 from helexa.bench.results import capacity_and_scaling, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.writer import Store
