@@ -61,7 +61,7 @@ _CLASSES = {
 
 
 def check_model_type(model_type: str) -> None:
-    """Raise a ModelFileError if no supported architecture has this `model_type`."""
+    """Raise UnsupportedModelError unless `model_type` is a supported architecture."""
     if model_type not in _CLASSES:
         raise UnsupportedModelError(
             f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}"
@@ -72,7 +72,7 @@ def model_class(model_type: str) -> "type[Decoder]":
     """Import and return the class that implements the architecture `model_type`.
 
     Raises:
-        ModelFileError: the architecture is not implemented.
+        UnsupportedModelError: the architecture is not implemented.
     """
     check_model_type(model_type)
     module, name = _CLASSES[model_type].split(".")

@@ -39,12 +39,12 @@ class KeptStates:
         self._rows = tensors.arange(rows, dtype=tensors.int32, device=ops.device)
 
     def keep_input(self, layer: int, hidden: Tensor, delta: Tensor | None, rows: Tensor) -> None:
-        """Copy the rows `rows` of the input of layer `layer`, if the draft head reads it.
+        """Copy rows of the input of layer `layer`, if the draft head reads this input.
 
         Args:
-            hidden: [rows, hidden], the residual stream.
-            delta: [rows, hidden], output of the previous layer, which is not yet added to `hidden`; None for the first
-                layer.
+            hidden: [T, hidden], the residual stream of T rows.
+            delta: [T, hidden], output of the previous layer, not yet added to `hidden`; None for the first layer.
+            rows: indexes of the rows to copy.
         """
         if layer not in self._layers or not rows.shape[0]:
             return
@@ -63,7 +63,7 @@ class KeptStates:
         self._ops.choose_rows(hidden, self._rows[:rows], self._states[part][:rows])
 
     def read(self, rows: int) -> NDArray[np.float32]:
-        """Return the hidden states of the last pass, [rows, kept layers * width]."""
+        """Return the copied states of the first `rows` rows, [rows, kept layers * width]."""
         return np.concatenate([states[:rows].cpu().numpy() for states in self._states], axis=1)
 
 
@@ -153,7 +153,7 @@ class Decoder:
             self._head = self.read_head()
 
     def read_embedding(self) -> Embedding:
-        """Read the token embedding."""
+        """Read and return the token embedding."""
         return self.loader.embedding(self.names.embedding, self.settings.hidden)
 
     def read_vocab_size(self) -> int:
@@ -161,7 +161,7 @@ class Decoder:
         return self.loader.vocab_size(self.names.embedding)
 
     def read_head(self) -> LinearOp:
-        """Read the output head.
+        """Read and return the output head; a tied head has the embedding's weight.
 
         Raises:
             ModelFileError: the checkpoint has no output head, and the configuration says that it has one.
@@ -194,12 +194,12 @@ class Decoder:
         return [self.window(index) for index in self._layers]
 
     def attention_shapes(self) -> tuple[AttentionShape, ...]:
-        """Return the different shapes of the attention layers."""
+        """Return the shapes of the attention layers, without duplicates."""
         settings = self.settings
         return (AttentionShape(settings.heads, settings.kv_heads, settings.head_dim),)
 
     def cache_layer(self, index: int) -> int:
-        """Return the layer whose KV cache layer `index` reads: usually `index` itself."""
+        """Return the index of the layer whose KV cache the layer `index` reads."""
         return index
 
     def new_caches(self, pages: int, slots: int, window_pages: int | None = None) -> list[Any]:
@@ -216,7 +216,7 @@ class Decoder:
         return list(caches.values())
 
     def block(self, index: int, prefix: str) -> Block | SublayerBlock:
-        """Read the decoder layer `index`, whose tensor names start with `prefix`."""
+        """Read and return decoder layer `index`, whose tensor names start with `prefix`."""
         raise NotImplementedError
 
     def norm(self, name: str) -> Any:
@@ -228,7 +228,7 @@ class Decoder:
         return self.embedding(tokens)
 
     def layer_inputs(self, batch: Batch, hidden: Tensor) -> Tensor | None:
-        """Return inputs of the layers besides the residual stream; None for no inputs.
+        """Return inputs of the layers besides the residual stream; None if there are none.
 
         Args:
             hidden: float32 [rows, hidden], the input of the first layer.

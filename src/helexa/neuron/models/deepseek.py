@@ -14,7 +14,7 @@ from helexa.neuron.ops.expert_routing_and_mixture import Routing
 
 
 class DeepSeekV3(WithDeepSeekExperts):
-    """Llama with latent attention, and experts chosen by sigmoid, bias and group."""
+    """Llama with latent attention; sigmoids, biases and groups choose the experts."""
 
     defaults: ClassVar = {
         **WithDeepSeekExperts.defaults,
@@ -70,7 +70,7 @@ class DeepSeekV3(WithDeepSeekExperts):
 
 
 class DeepSeekV2(DeepSeekV3):
-    """DeepSeek-V3 with experts chosen by softmax, without bias."""
+    """DeepSeek-V3, but a softmax without biases chooses the experts."""
 
     defaults: ClassVar = {
         **DeepSeekV3.defaults,
@@ -92,7 +92,7 @@ class DeepSeekV2(DeepSeekV3):
     }
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the routing rule; a group's rank is the rank of its best expert."""
+        """Return the routing rule. Groups, if any, are ranked by their best expert."""
         grouped = self.settings.config["topk_method"] == "group_limited_greedy"
         groups = self.groups(count, top_k, 1) if grouped else None
         return Routing(top_k, "shares", groups=groups, factors=self.factors(count))

@@ -69,7 +69,7 @@ class DraftHead(Decoder):
         self._inputs[: len(states)].copy_(tensors.from_numpy(states))
 
     def read_embedding(self) -> Embedding:
-        """Return the token embedding of the model, for the kernels of this head."""
+        """Return the model's token embedding, computed with the kernels of this head."""
         if self._model is None:
             return Embedding(self.loader.ops, None, self.loader.shares(self.settings.positive("vocab_size")))
         return Embedding(self.loader.ops, self._model.embedding.matrix, self._model.embedding.shares)
@@ -79,12 +79,12 @@ class DraftHead(Decoder):
         return self.settings.positive("vocab_size")
 
     def read_head(self) -> LinearOp:
-        """Return the output head of the model, for the kernels of this head."""
+        """Return the model's output head, computed with the kernels of this head."""
         return (lambda x: x) if self._model is None else self.loader.product(self._model.loader.head_matrices, None)
 
     @classmethod
     def input_layers(cls, config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-        """Return the layers of the model whose inputs the head reads (see `KeptStates`).
+        """Return indexes of the layers whose inputs the head reads (see `KeptStates`).
 
         Args:
             count: number of layers of the model.
@@ -96,7 +96,7 @@ class MtpHead(DraftHead, Qwen35):
     """The multi-token prediction of Qwen3.5 and Qwen3-Next."""
 
     def prepare(self) -> None:
-        """Call `Llama.prepare`, then read the norms and projections of both inputs."""
+        """Call `Llama.prepare`, then read norms and projections of embedding and state."""
         Llama.prepare(self)
         width = self.settings.hidden
         # The matrix in the checkpoint multiplies the concatenation of embedding and hidden state. One product with each
@@ -138,7 +138,7 @@ MTP_HEADS: dict[str, type[MtpHead]] = {
 
 
 class EagleBlock:
-    """The layer of an EAGLE-3 head; attention reads tokens and states side by side.
+    """The layer of an EAGLE-3 head; its attention reads joined embeddings and states.
 
     Args:
         norms: norms of the token embedding, of the hidden states, and of the input of the feed-forward layer.
@@ -162,11 +162,11 @@ class EagleBlock:
         self._order = tensors.from_numpy(np.arange(2 * rows, dtype=np.int32).reshape(2, rows).T.flatten())
 
     def __call__(self, tokens: Tensor, states: Tensor, cache: Any, step: Step, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream of `rows`, and the feed-forward output (see `Block`).
+        """Return residual stream and feed-forward output of the rows `rows` (see `Block`).
 
         Args:
-            tokens: [rows, hidden], token embeddings.
-            states: [rows, hidden], the states from `EagleHead.set_inputs`.
+            tokens: [T, hidden], embeddings of T tokens.
+            states: [T, hidden], the states from `EagleHead.set_inputs`.
         """
         inputs = self._joined(self._token_norm(tokens), self._state_norm(states))
         delta = self.mixer(inputs, cache, step, rows)
@@ -174,7 +174,7 @@ class EagleBlock:
         return hidden, self._mlp(self._mlp_norm(hidden, delta))
 
     def _joined(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the rows of both tensors side by side, [rows, 2 * hidden]."""
+        """Return [rows, 2 * hidden]: each row of `first`, then the row of `second`."""
         count, width = first.shape
         for start, part in ((0, first), (self._rows.shape[0], second)):
             self._ops.choose_rows(part, self._rows[:count], self._inputs[start : start + count])
@@ -194,11 +194,11 @@ class EagleHead(DraftHead, Llama):
 
     @classmethod
     def input_layers(cls, config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-        """Return the layers of the model whose inputs the head reads.
+        """Return the indexes of the three layers of the model whose inputs the head reads.
 
         Raises:
-            ModelFileError: the configuration does not name three different layers of the model in ascending order, or
-                it has a setting that is not supported.
+            ModelFileError: the configuration does not name three layers of the model in ascending order.
+            UnsupportedModelError: the configuration has a setting that is not supported.
         """
         nested = config.get("eagle_config")
         nested = nested if isinstance(nested, dict) else {}
@@ -236,10 +236,10 @@ class EagleHead(DraftHead, Llama):
         return self.settings.positive("draft_vocab_size", self.settings.positive("vocab_size"))
 
     def read_head(self) -> LinearOp:
-        """Return the head's own output head, or the output head of the model.
+        """Return the output head in the draft checkpoint; without one, the model's.
 
         Raises:
-            ModelFileError: the tensor `d2t` does not map the head's tokens to different tokens of the model.
+            ModelFileError: the tensor `d2t` maps two tokens to the same token of the model, or one to an unknown id.
         """
         own, total = self.vocab_size, self.settings.positive("vocab_size")
         if own != total or "d2t" in self.loader:
@@ -254,11 +254,11 @@ class EagleHead(DraftHead, Llama):
                 )
         if "lm_head.weight" not in self.loader and self.targets is None:
             return super().read_head()
-        embedding = Embedding(self.loader.ops, None, self.loader.shares(own))  # only its number of tokens is used
+        embedding = Embedding(self.loader.ops, None, self.loader.shares(own))  # `head` uses only the number of tokens
         return self.loader.head("lm_head", embedding, tied=False, inputs=self.settings.hidden)
 
     def block(self, index: int, prefix: str) -> Any:
-        """Read the layer, and the projection of the hidden states of the model."""
+        """Return the layer; also read the projection of the model's hidden states."""
         width = self.settings.hidden
         matrices, bias = self.loader.matrices({"fc": (RowRange(0, width, width),)}, _EAGLE_LAYERS * width)
         self._of_states = self.loader.product(matrices, bias)

@@ -75,12 +75,12 @@ class Gemma2(Gemma):
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention at a fixed interval."""
+        """Return the type of layer `index`, from the setting `sliding_window_pattern`."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 
     def scale(self) -> float:
-        """Return the attention scale: 1 / sqrt(`query_pre_attn_scalar`), a setting."""
+        """Return the attention scale: 1 / sqrt of the setting `query_pre_attn_scalar`."""
         return self.settings.positive("query_pre_attn_scalar") ** -0.5
 
 

@@ -72,11 +72,11 @@ class Gemma4(Gemma3):
 
     @classmethod
     def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `config` with defaults, and full attention's shape at the top level.
+        """Return `config` with defaults and top-level settings for full-attention heads.
 
         Raises:
-            ModelFileError: `per_layer_config` has an unsupported setting, does not list exactly the full-attention
-                layers, or does not have the same settings for all of them.
+            UnsupportedModelError: `per_layer_config` has an unsupported setting, does not list exactly the
+                full-attention layers, or does not have the same settings for all of them.
         """
         standard = super().standard_config(config)
         # The shape of full-attention layers is either in two settings at the top level, or in `per_layer_config`.
@@ -101,11 +101,11 @@ class Gemma4(Gemma3):
         return standard
 
     def prepare(self) -> None:
-        """Find the layers that share keys and values; read the per-layer embeddings.
+        """Call `Gemma.prepare`; find layers that share keys; read per-layer embeddings.
 
         Raises:
-            ModelFileError: the settings contradict each other, or this host loads only some layers of a model whose
-                layers read more than the residual stream.
+            ModelFileError: the settings contradict each other, or this host loads only some layers of a model that has
+                per-layer embeddings or shared keys. The error can also be the subclass UnsupportedModelError.
         """
         settings, loader = self.settings, self.loader
         self._shapes = {
@@ -123,7 +123,8 @@ class Gemma4(Gemma3):
             )
         shared = settings.positive("num_kv_shared_layers") if settings.config.get("num_kv_shared_layers") else 0
         self._first_shared = settings.layers - shared
-        # For each layer type, the last layer with its own keys and values. Layers without their own read its cache.
+        # For each layer type, the last layer with its own keys and values. Layers without their own read the cache of
+        # this layer.
         self._sources = {kind: index for index, kind in enumerate(self.layer_types[: self._first_shared])}
         if missing := {*self.layer_types} - self._sources.keys():
             raise ModelFileError(
@@ -237,7 +238,7 @@ class Gemma4(Gemma3):
 
 
 class LayerInputs:
-    """Gemma 4's inputs of all layers, from tokens and the first layer's input.
+    """Computes Gemma 4's per-layer embeddings of tokens, for all layers together.
 
     L is the number of layers, and P is the setting `hidden_size_per_layer_input`.
     """
@@ -261,7 +262,7 @@ class LayerInputs:
         self._norm = loader.norm(name, self._width, eps, factor=0.5**0.5)
 
     def __call__(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Return the inputs of all layers, float32 [rows, layers * width]."""
+        """Return per-layer embeddings [rows, L * P]; `hidden` is the first layer's input."""
         inputs = self._embedding(tokens, self._factor)
         projected = self._projection(hidden.to(self._ops.activation_dtype))
         normed = self._norm(projected.view(-1, self._width)).view(*inputs.shape)
@@ -285,7 +286,7 @@ class GatedInputs:
 
         Args:
             hidden: [rows, hidden], the residual stream.
-            inputs: [rows, layers * width], the inputs of all layers.
+            inputs: the result of `LayerInputs`.
         """
         gate = self._gate(hidden.to(self._ops.activation_dtype))
         gated = self._ops.gate_inputs(gate, inputs, self._first, Gemma4.act)
@@ -313,7 +314,7 @@ class ParallelExperts:
         self._ops = loader.ops
 
     def __call__(self, hidden: Tensor, mlp: Tensor) -> Tensor:
-        """Return the MLP's outputs `mlp` plus the experts' outputs, [rows, hidden]."""
+        """Return norm(`mlp`) + norm(outputs of the experts for `hidden`), [rows, hidden]."""
         experts = self._experts(self._before(hidden), self._scores(self._router_norm(hidden)))
         return self._ops.add(self._after(experts), self._after_mlp(mlp))
 
@@ -343,7 +344,7 @@ class Gemma4Block(Block):
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Return the residual stream, which includes all outputs (see `Block`)."""
+        """Return the residual stream after this layer, and None as delta (see `Block`)."""
         ops, inputs = self._ops, step.layer_inputs
         delta = self.mixer(self._mixer_norm(hidden, delta), cache, step, rows)
         if rows is not None:

@@ -26,7 +26,7 @@ _PROJECTION_BIAS = re.compile(r"model\.layers\.\d+\.mamba\.(?:in|out)_proj\.bias
 
 
 class Granite(Llama):
-    """Llama with constant factors of embeddings, layer outputs, scores and logits."""
+    """Llama with constant factors on embeddings, layer outputs, scores and logits."""
 
     defaults: ClassVar = {
         "attention_multiplier": 1.0,
@@ -63,7 +63,7 @@ class Granite(Llama):
 
 
 class GraniteMoe(Granite):
-    """Granite with a mixture of experts in each layer, and maybe an MLP beside them."""
+    """Granite with experts in each layer, and an optional MLP beside the experts."""
 
     defaults: ClassVar = {
         **Granite.defaults,
@@ -80,7 +80,7 @@ class GraniteMoe(Granite):
         return standard | {"shared_expert_intermediate_size": standard["shared_intermediate_size"]}
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Return the feed-forward layer: experts, and maybe an MLP beside them."""
+        """Return the feed-forward layer: experts, an MLP, or the sum of both."""
         loader, settings, hidden = self.loader, self.settings, self.settings.hidden
         mlp = self._shared_mlp(f"{prefix.removesuffix(self.names.mlp)}shared_mlp")
         if mlp is not None and settings.config["num_local_experts"] == 0:
@@ -207,11 +207,11 @@ class GraniteMoeHybrid(GraniteMoe):
         self._require_stated_biases("mamba_proj_bias", _PROJECTION_BIAS)
 
     def layer_type(self, index: int) -> str:
-        """Return Mamba-2, the type of all layers if the configuration lists none."""
+        """Return `linear_attention` (Mamba-2), for configurations without `layer_types`."""
         return "linear_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """Return the rotary embedding of all layers, which may rotate nothing."""
+        """Return a rotary embedding per layer type; by default, it rotates nothing."""
         if self.settings.config.get("position_embedding_type") == "rope":
             return super().ropes()
         # Most of these models do not rotate queries and keys.

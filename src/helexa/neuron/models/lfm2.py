@@ -73,10 +73,10 @@ class Lfm2(Llama):
         return standard
 
     def prepare(self) -> None:
-        """Check the types of layers and the biases of convolutions, after `Llama.prepare`.
+        """Call `Llama.prepare`, then check layer types and biases of convolutions.
 
         Raises:
-            ModelFileError: no layer has attention, or the checkpoint has other biases than the configuration.
+            ModelFileError: no layer has attention (UnsupportedModelError), or the biases contradict the settings.
         """
         super().prepare()
         if "full_attention" not in self.layer_types:

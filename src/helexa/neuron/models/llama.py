@@ -63,7 +63,7 @@ class Llama(Decoder):
         self._require_stated_biases("mlp_bias", _MLP_BIAS)
 
     def _require_stated_biases(self, setting: str, names: re.Pattern[str]) -> None:
-        """Check that the checkpoint has biases if and only if `setting` is true."""
+        """Check that tensors match `names` if and only if `setting`, if stated, is true."""
         stated = self.settings.config.get(setting)
         # Without the setting, the loader reads biases if the checkpoint has them.
         if stated is None:
@@ -154,7 +154,7 @@ class Llama(Decoder):
         return self.settings.positive("sliding_window") if sliding else None
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Read the MLP of layer `index`, whose tensor names start with `prefix`."""
+        """Read and return the MLP of layer `index`; `prefix` begins its tensor names."""
         settings = self.settings
         width, names = settings.intermediate, self.names.projections
         return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=width, act=self.act, names=names)

@@ -57,7 +57,7 @@ class Ernie45Moe(WithExperts):
         return Routing(top_k, "normalized", bias=bias.view(count))
 
     def shared(self, prefix: str) -> SharedExpert | None:
-        """Return `moe_num_shared_experts` experts as one wider expert without a gate."""
+        """Return the shared experts as one wider expert without a gate; None without any."""
         if not self.settings.config["moe_num_shared_experts"]:
             return None
         width = self.settings.positive("moe_num_shared_experts") * self.expert_width()

@@ -37,7 +37,7 @@ class Mistral(Llama):
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:
-        """Return the type of all layers: sliding attention, except without a window."""
+        """Return the type of all layers: sliding attention if the model has a window."""
         return "full_attention" if self.settings.config["sliding_window"] is None else "sliding_attention"
 
 
@@ -140,7 +140,7 @@ class HunyuanDense(Llama):
     names = TensorNames(head_norms=("query_layernorm", "key_layernorm"))
 
     def qk_norms(self) -> QkNorms:
-        """Return norms of each head that follow the rotation."""
+        """Return norms of query and key heads, which are applied after the rotation."""
         return QkNorms(self.settings.eps, names=self.names.head_norms, last=True)
 
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Phi3(Mistral):
     }
 
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rotary settings, with the factors from the tensors of a GGUF file."""
+        """Return the rotary settings, with LongRoPE factors from GGUF tensors if present."""
         settings = super().rope_settings(config)
         # In older Phi-3 configurations, `su` and `yarn` mean LongRoPE.
         if settings["rope_type"] in ("su", "yarn"):
@@ -220,7 +220,7 @@ class SmolLM3(Llama):
         return "sliding_attention" if windowed and not self._rotates[index] else "full_attention"
 
     def rope_of(self, index: int) -> Rope:
-        """Return the rotary embedding of layer `index`; it may rotate nothing."""
+        """Return layer `index`'s rotary embedding; in a NoPE layer, it rotates nothing."""
         return super().rope_of(index) if self._rotates[index] else self._no_rotation
 
 
@@ -330,10 +330,10 @@ class Cohere2(Cohere):
         self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention at a fixed interval."""
+        """Return the type of layer `index`, from the setting `sliding_window_pattern`."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 
     def rope_of(self, index: int) -> Rope:
-        """Return the rotary embedding of layer `index`; it may rotate nothing."""
+        """Return layer `index`'s rotary embedding; full-attention layers rotate nothing."""
         return super().rope_of(index) if self.layer_types[index] == "sliding_attention" else self._no_rotation

@@ -49,7 +49,7 @@ class MuseGlimmer(Llama):
         """Call `Llama.prepare`, then find the layers without rotation.
 
         Raises:
-            ModelFileError: `layer_rope_theta` does not have 0 or the base of the rotary embedding for each layer.
+            ModelFileError: `layer_rope_theta` is not a list that has, for each layer, 0 or the rotary base.
         """
         super().prepare()
         settings, ops = self.settings, self.loader.ops
@@ -71,7 +71,7 @@ class MuseGlimmer(Llama):
         return "sliding_attention" if (self.settings.layers - 1 - index) % 4 else "full_attention"
 
     def rope_of(self, index: int) -> Rope:
-        """Return the rotary embedding of layer `index`, which may rotate nothing."""
+        """Return the rotary embedding of layer `index`; a base of 0 means no rotation."""
         return super().rope_of(index) if self._thetas[index] else self._no_rotation
 
     def qk_norms(self) -> QkNorms:
@@ -80,7 +80,7 @@ class MuseGlimmer(Llama):
         return QkNorms(self.settings.eps, weighted=_Q_NORM in self.loader)
 
     def scale(self) -> float:
-        """Return the attention scale, which contains the factor of queries."""
+        """Return the attention scale, times `qk_scale_factor` if no norm contains it."""
         # In GGUF files, the norm of queries contains `qk_scale_factor`.
         factor = 1.0 if _Q_NORM in self.loader else self.settings.number("qk_scale_factor")
         return factor * self.settings.head_dim**-0.5

@@ -43,7 +43,7 @@ class Olmo3(Olmo2):
         """Return a rotary embedding for each layer type: full and sliding attention.
 
         Raises:
-            ModelFileError: `rope_parameters` has other keys than the layer types.
+            UnsupportedModelError: `rope_parameters` has other keys than the layer types.
         """
         # In older configurations, the setting `rope_scaling` applies only to full-attention layers.
         config = self.settings.config
@@ -87,7 +87,7 @@ class Exaone4(PostNormDecoder):
         """Return the type of layer `index`, from `sliding_window_pattern`.
 
         Raises:
-            ModelFileError: the setting is neither a positive integer nor a string of the letters L and G.
+            ModelFileError: `sliding_window_pattern` is neither a positive integer nor a string of the letters L and G.
         """
         settings = self.settings
         if settings.config["sliding_window"] is None:
@@ -102,6 +102,6 @@ class Exaone4(PostNormDecoder):
         return "sliding_attention" if (index + 1) % settings.positive("sliding_window_pattern") else "full_attention"
 
     def rope_of(self, index: int) -> Rope:
-        """Return the rotary embedding of layer `index`; it may rotate nothing."""
+        """Return layer `index`'s rotary embedding; in a NoPE layer, it rotates nothing."""
         rotates = self.settings.config["sliding_window"] is None or self.layer_types[index] == "sliding_attention"
         return super().rope_of(index) if rotates else self._no_rotation

@@ -28,7 +28,7 @@ class Qwen2(Llama):
         """Call `Llama.prepare`, then check the sliding window settings.
 
         Raises:
-            ModelFileError: `layer_types` lists sliding attention, but `use_sliding_window` is not true.
+            UnsupportedModelError: `layer_types` lists sliding attention, but `use_sliding_window` is not true.
         """
         super().prepare()
         if "sliding_attention" in self.layer_types:
@@ -117,7 +117,7 @@ class Qwen35(WithImagePositions):
         """Call `Llama.prepare`, then check that the model has full and linear attention.
 
         Raises:
-            ModelFileError: all layers have full attention, or all layers have linear attention.
+            UnsupportedModelError: all layers have full attention, or all layers have linear attention.
         """
         super().prepare()
         if set(self.layer_types) != set(self.types):
@@ -126,7 +126,7 @@ class Qwen35(WithImagePositions):
             )
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention at a fixed interval."""
+        """Return the type of layer `index`, from the setting `full_attention_interval`."""
         interval = self.settings.positive("full_attention_interval", 4)
         return "linear_attention" if (index + 1) % interval else "full_attention"
 

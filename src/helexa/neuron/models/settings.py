@@ -36,10 +36,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class Settings:
-    """A model's configuration; the constructor checks the settings common to models.
+    """A model's configuration; the constructor checks settings that all models have.
 
     Raises:
-        ModelFileError: a setting is missing or invalid; the message names the setting.
+        ModelFileError: a setting is missing, invalid, or not supported (subclass UnsupportedModelError).
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -131,10 +131,10 @@ class Settings:
         return ids
 
     def layer_types(self, known: Collection[str]) -> list[str] | None:
-        """Return the setting `layer_types`, each one of `known`; None if missing.
+        """Return the setting `layer_types`, a list of names in `known`; None if missing.
 
         Raises:
-            ModelFileError: the list does not have one type per layer, or it contains a type that is not in `known`.
+            ModelFileError: not one type per layer; or a type is not in `known` (UnsupportedModelError).
         """
         types = self.config.get("layer_types")
         if types is None:
@@ -151,10 +151,10 @@ class Settings:
         return types
 
     def require(self, **supported: tuple[Any, ...]) -> None:
-        """Check that each setting in `supported` has one of its implemented values.
+        """Check that each setting in `supported` has one of the values listed for it.
 
         Raises:
-            ModelFileError: a setting has a value that is not implemented. The message names the setting.
+            UnsupportedModelError: a setting has a value that is not implemented. The message names the setting.
         """
         for key, values in supported.items():
             value = self.config.get(key)
@@ -163,7 +163,7 @@ class Settings:
 
 
 def _extended_context(config: Mapping[str, Any], stated: int) -> int:
-    """Return the stated context, or the longer context to which YaRN extends it."""
+    """Return `stated`, or the longer context (in positions) to which YaRN extends it."""
     # Model cards tell users to add YaRN to a configuration without changing `max_position_embeddings`. If this setting
     # is below `original_max_position_embeddings`, it limits the context and is not extended.
     for key in ("rope_scaling", "rope_parameters"):

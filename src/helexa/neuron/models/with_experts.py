@@ -145,7 +145,7 @@ class WithDeepSeekExperts(WithExperts):
         return None if factor == 1 else tensors.full((count,), factor).to(self.loader.ops.device)
 
     def shared(self, prefix: str) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Return `n_shared_experts` experts as one wider expert without a gate."""
+        """Return the shared experts as one wider expert without a gate; None without any."""
         if not self.settings.config.get("n_shared_experts"):
             return None
         width = self.settings.positive("n_shared_experts") * self.expert_width()
@@ -157,10 +157,10 @@ _EXPERTS = ("num_experts", "n_routed_experts", "moe_num_experts", "num_local_exp
 
 
 def expert_counts(settings: Settings) -> tuple[int, int]:
-    """Return the number of experts in a layer, and the number per token.
+    """Return the number of experts in a layer, and of experts that a token uses.
 
     Raises:
-        ModelFileError: a row would use more experts than the layer has, or a setting is missing.
+        ModelFileError: a token would use more experts than the layer has, or a setting is missing.
     """
     experts = settings.positive(next((key for key in _EXPERTS if key in settings.config), _EXPERTS[-1]))
     key = "moe_k" if "moe_k" in settings.config else "num_experts_per_tok"

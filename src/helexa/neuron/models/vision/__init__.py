@@ -28,7 +28,7 @@ def tower_class(model_type: str) -> "type[VisionTower]":
     """Import and return the vision tower of the architecture `model_type`.
 
     Raises:
-        ModelFileError: the architecture is not implemented. The message lists the implemented architectures.
+        UnsupportedModelError: the architecture is not implemented. The message lists the implemented architectures.
     """
     if model_type not in _CLASSES:
         raise UnsupportedModelError(

@@ -26,7 +26,7 @@ _PROJECTION = "embed_vision.embedding_projection"
 
 
 class Gemma4Tower(VisionTower):
-    """Gemma 4's vision tower: learned and rotary positions, averages of patch squares."""
+    """Gemma 4's tower: learned and rotary positions; averages of squares of patches."""
 
     supported: ClassVar = {
         "hidden_activation": ("gelu_pytorch_tanh",),

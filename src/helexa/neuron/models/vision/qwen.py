@@ -80,7 +80,7 @@ class Qwen35Tower(QwenTower):
         self.width = self._merger.width
 
     def merger(self, prefix: str, norm_after: bool) -> PatchMerger:
-        """Read and return a merger. The names of its tensors start with `prefix`."""
+        """Read and return a `PatchMerger`, whose tensor names start with `prefix`."""
         hidden, patches = self.settings.hidden, self.merge**2
         return PatchMerger(
             self.loader,

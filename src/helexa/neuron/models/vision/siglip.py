@@ -76,7 +76,7 @@ class SiglipTower(VisionTower):
 
 
 class Gemma3Tower(SiglipTower):
-    """SigLIP, an average of squares of patches, an RMS norm and a projection."""
+    """SigLIP, then an average of each square of patches, a norm and a projection."""
 
     whole = True
 
@@ -127,7 +127,7 @@ class Idefics3Tower(SiglipTower):
 
 
 def _buckets(size: int, side: int) -> Tensor:
-    """Map `size` rows (or columns) of patches to rows of the position table, int64."""
+    """Return the position index, below `side`, of each of `size` rows or columns."""
     # Computed in float32 as in transformers, because another rounding could map a place to another row.
     boundaries = tensors.arange(1 / side, 1.0, 1 / side)
     places = tensors.arange(size, dtype=tensors.float32) * (1.0 / size)

@@ -96,7 +96,7 @@ class VisionTower:
         """Return the base of the rotary frequencies of both axes.
 
         Raises:
-            ModelFileError: the settings of the rotary embedding are invalid or not supported.
+            ModelFileError: the settings are invalid, or not supported (subclass UnsupportedModelError).
         """
         config = self.settings.config
         rope = config.get("rope_parameters") or {}
