@@ -153,7 +153,7 @@ class NormedProjections:
     """The projections to queries, keys and values; one norm for queries, one for keys.
 
     Args:
-        outputs: rows of this rank by the names of the three projections.
+        outputs: for each projection (its name, in the order query, key, value), the rows of this rank.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class Step:
     def narrow(self, choose_rows: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Limit the following layers to the rows `batch.sample_rows`.
 
-        These layers must not write a cache, and must not need rotary embeddings that no earlier layer needs.
+        These layers must not write a cache, and may use only rotary embeddings that earlier layers have used.
         """
         rows, self.is_narrow = self.batch.sample_rows, True
         if self.layer_inputs is not None:
@@ -165,11 +165,11 @@ class Block:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream, and an output that the next layer adds to it.
 
-        Both are [rows, hidden], or [S, hidden] for the S rows `rows`.
+        Both are [T, hidden] for the T rows of the batch, or [S, hidden] for the S rows `rows`.
 
         Args:
-            hidden: [rows, hidden], residual stream, changed in place.
-            delta: [rows, hidden], output of the previous layer, which this layer adds to `hidden`; None for the first
+            hidden: [T, hidden], residual stream, changed in place.
+            delta: [T, hidden], output of the previous layer, which this layer adds to `hidden`; None for the first
                 layer.
         """
         # One kernel adds the previous layer's output to the residual stream, and computes the norm.

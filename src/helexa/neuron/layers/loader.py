@@ -99,9 +99,9 @@ class Loader:
         return block if quant_format is None or block > 1 else quant_format.stretch or quant_format.group_size
 
     def adds_results(self, key: str, inputs: Shares) -> bool:
-        """Return whether a matrix is row-parallel, so that ranks add partial results.
+        """Return whether a matrix is row-parallel if its columns are divided as `inputs`.
 
-        Otherwise each rank computes its own outputs from the inputs of all ranks. `key` is as for `input_block`.
+        If so, ranks add partial results. If not, each rank needs the inputs of all ranks. `key`: see `input_block`.
         """
         if not self.ops.ranks.adds_results:
             return False
@@ -147,16 +147,16 @@ class Loader:
         ranges: Sequence[RowRange] = (),
         columns: RowRange | None = None,
     ) -> Any:
-        """Return a matrix [outputs, inputs], or a part (see `weight`), for the kernels."""
+        """Return matrix `name` [outputs, inputs], or a part of it, for the kernels."""
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         part = part_of(ranges, columns)
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part), ranges, columns)
 
     def transposed(self, name: str, key: str, shape: tuple[int, int], rows: RowRange) -> Any:
-        """Return the transpose of rows of a matrix [outputs, inputs], for the kernels.
+        """Return the transpose of the rows `rows` of a matrix [outputs, inputs].
 
-        `key` is a unique name of the result in the model. The quantization policy chooses the format by this name.
+        The result is prepared for the kernels. `key` is its unique name, by which the policy chooses a format.
         """
 
         def read() -> Weight:
@@ -293,7 +293,7 @@ class Loader:
     def matrices(
         self, outputs: Mapping[str, Sequence[RowRange]], inputs: int, columns: RowRange | None = None
     ) -> tuple[list[Any], Tensor | None]:
-        """Read the matrices of a linear layer, and their concatenated biases.
+        """Return the matrices of a linear layer, and their concatenated biases.
 
         The biases are None if no matrix has a bias.
 

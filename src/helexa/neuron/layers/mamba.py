@@ -84,7 +84,7 @@ class Mamba2:
 def _mixed_rows(
     sizes: ScanSizes, heads: RowRange, groups: RowRange, start: int, total: int
 ) -> tuple[RowRange, RowRange, RowRange]:
-    """Return the rows of a matrix that compute a rank's inputs, keys and queries.
+    """Return the rows of a matrix that yield a rank's inputs, keys and queries.
 
     Args:
         heads: heads of the rank.
@@ -101,7 +101,7 @@ def _mixed_rows(
 
 
 def _check(sizes: ScanSizes) -> None:
-    """Raise a ModelFileError if a layer cannot have these sizes."""
+    """Raise a ModelFileError (or a subclass) if a layer cannot have these sizes."""
     if sizes.heads % sizes.groups:
         raise ModelFileError(
             f"{sizes.heads} Mamba-2 heads cannot share {sizes.groups} groups of keys and queries, because "

@@ -70,13 +70,13 @@ class ExpertReader:
         return self.loader.plain(name, (self.count, width))
 
     def _down_key(self) -> str:
-        """Return the key of the first expert's down matrix (`#0` if stacked)."""
+        """Return the key of the first expert's down matrix (see `Loader.input_block`)."""
         single = f"{self.prefix}.0.{self._down}.weight"
         stacks = (f"{self.prefix}.{self._down}", f"{self.prefix}.{self._down}.weight")
         return next((f"{name}#0" for name in stacks if name in self.loader), single)
 
     def _experts(self, inputs: Shares, rows: RowRange, columns: RowRange | None = None) -> list[Expert]:
-        """Return all experts in order.
+        """Return all experts, first to last, with the weights of this rank.
 
         Args:
             inputs: division of the inputs of down, which are the outputs of gate and of up.

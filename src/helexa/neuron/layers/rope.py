@@ -15,8 +15,8 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary settings of a configuration, with transformers' current keys.
 
     Raises:
-        ModelFileError: the configuration has separate rotary settings for each type of layer, or settings that are not
-            an object.
+        ModelFileError: the rotary settings are not an object.
+        UnsupportedModelError: the configuration has separate rotary settings for each type of layer.
     """
     # Older configurations have the object `rope_scaling`, and keys such as `rope_theta` at the top level. Current
     # configurations have the object `rope_parameters`. If both objects exist, the keys of `rope_scaling` take
@@ -88,7 +88,7 @@ class Rope:
             frequencies = _llama3(frequencies, settings, trained_context)
         elif rope_type == "yarn":
             frequencies, self._factor = _yarn(frequencies, theta, settings, trained_context)
-        elif rope_type == "proportional":  # i forms a pair with i + head_dim / 2; only the first pairs are rotated
+        elif rope_type == "proportional":  # numbers i and i + head_dim / 2 form a pair; only the first pairs rotate
             frequencies /= _positive("factor", settings.get("factor") or 1.0)
             frequencies[rotated // 2 :] = 0.0
         elif rope_type == "longrope":

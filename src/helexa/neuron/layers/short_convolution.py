@@ -42,7 +42,7 @@ class GatedShortConvolution:
 
 
 def require_window(kernel: int) -> None:
-    """Raise a ModelFileError unless a convolution over `kernel` tokens is supported."""
+    """Raise UnsupportedModelError if no convolution over `kernel` tokens is possible."""
     if not 2 <= kernel <= MOST_TOKENS:
         raise UnsupportedModelError(
             f"a convolution over {kernel} tokens is not supported, only over 2 to {MOST_TOKENS}"
@@ -54,7 +54,7 @@ def conv_weights(loader: Loader, name: str, width: int, kernel: int, ranges: tup
 
     Args:
         name: name of the convolution. The checkpoint has `name.weight` [width, 1, kernel] and maybe `name.bias`.
-        ranges: columns of this rank.
+        ranges: this rank's ranges of the `width` columns.
     """
     weight = loader.plain(f"{name}.weight", (width, 1, kernel), ranges)[:, 0].T.contiguous()
     return ConvWeights(weight, loader.vector(f"{name}.bias", width, ranges) if f"{name}.bias" in loader else None)

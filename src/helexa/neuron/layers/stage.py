@@ -15,10 +15,10 @@ class HiddenExchange(Protocol):
         ...
 
     def send(self, hidden: Tensor, rows: int) -> Tensor:
-        """Send the hidden states [rows, H] that this stage has computed.
+        """Send this stage's hidden states to the next stage; from the last, to stage 0.
 
-        In stage 0, return the hidden states [`rows`, H] that the last stage has computed. In later stages, return
-        `hidden`.
+        In stage 0, wait for the last stage, and return its hidden states [`rows`, H]. In later stages, return `hidden`,
+        which is [rows, H].
         """
         ...
 
@@ -57,7 +57,7 @@ class Stage:
         return _shared(ops, self._exchange.receive(rows, width).to(ops.device))
 
     def send(self, ops: Ops, hidden: Tensor, rows: int) -> Tensor:
-        """Send the hidden states [rows, hidden] of this stage (see `HiddenExchange.send`)."""
+        """Call `HiddenExchange.send` on rank 0, and return the result on all ranks."""
         if not self.is_first:
             return hidden if self._exchange is None else self._exchange.send(hidden, rows)
         if self._exchange is None:

@@ -57,9 +57,10 @@ def axial_tables(
 def interpolated(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Tensor) -> Tensor:
     """Interpolate a square table to position embeddings, float32 [patches, hidden].
 
-    The table is [side * side, hidden]. Reference: transformers `get_vision_interpolation_indices_and_weights`.
+    The table is [side * side, hidden]. `rows` and `columns` are the row and the column of each patch in `grid`.
     """
-    # The corners of the grid have the embeddings of the corners of the table.
+    # As in `get_vision_interpolation_indices_and_weights` of transformers, the corners of the grid have the embeddings
+    # of the corners of the table.
     return _bilinear(table, side, _neighbors(rows, grid.rows, side), _neighbors(columns, grid.columns, side))
 
 

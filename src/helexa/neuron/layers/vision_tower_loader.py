@@ -60,7 +60,7 @@ class TowerLoader:
             names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs], and the
                 bias `name.bias` is optional.
             padded_inputs: number of inputs. Inputs after the first `inputs` are multiplied by 0.
-            order: indexes of a block's rows, in the order of its outputs. Only for weights without a bias.
+            order: for each output of a block, the index of its row in the block. Only for weights without a bias.
         """
         matrices = [self._matrix(f"{name}.weight", outputs, inputs, padded_inputs, order) for name in names]
         biases = [self._bias(f"{name}.bias", outputs) for name in names if f"{name}.bias" in self]
@@ -145,7 +145,7 @@ class TowerLoader:
         shape = outputs.number * outputs.size, inputs
 
         def read() -> Weight:
-            # Columns of a quantized weight are a multiple of the group size, so they need no padding.
+            # A quantized weight needs no padding, because its number of columns is a multiple of the group size.
             padding = padded_inputs - inputs
             weight = tensors.pad(self._read(name, shape), (0, padding)) if padding else self._loader.weight(name, shape)
             if order is not None:
