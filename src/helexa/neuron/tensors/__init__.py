@@ -71,7 +71,7 @@ def torch_is_installed() -> bool:
 
 
 def require_torch(what: str) -> None:
-    """Raise `TorchRequired` if this process has no torch to compute `what`."""
+    """Raise `TorchRequired`, which names `what`, unless this process uses torch."""
     if not uses_torch():
         raise TorchRequired(what)
 

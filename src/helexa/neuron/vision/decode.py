@@ -67,7 +67,7 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
 
 
 def pixel_share(data: bytes, limits: ImageLimits) -> float:
-    """Return the number of pixels of an image divided by the maximum, 0 to 1.
+    """Return an image's number of pixels as a share of `limits.max_pixels`, at most 1.
 
     The number of pixels comes from the header of the file. The result is 0 if the header cannot be read.
     """

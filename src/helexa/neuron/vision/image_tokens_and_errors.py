@@ -54,7 +54,7 @@ class ImageLayout(msgspec.Struct, frozen=True):
 
     @property
     def ranges(self) -> tuple[int, ...]:
-        """Numbers of adjacent image tokens in the prompt, for each tile or row of a tile."""
+        """Length of each range of adjacent image tokens: one range per tile or tile row."""
         by_tile = (self.tokens * tile.size // self.patches for tile in self.tiles)
         return tuple(tokens // self.rows for tokens in by_tile for _ in range(self.rows))
 
@@ -74,7 +74,7 @@ class ImageRange(NamedTuple):
 
 
 def expanded_index(index: int, ranges: Sequence[ImageRange]) -> int:
-    """Return the index of a token in the prompt that `expanded_tokens` returns.
+    """Map the index of a token in the original prompt to the expanded prompt.
 
     Args:
         index: index of the token in the prompt before `expanded_tokens`.

@@ -136,7 +136,7 @@ def image_text(model_type: str) -> ImageText:
     """Return how the prompts of models with this `model_type` contain images.
 
     Raises:
-        ModelFileError: images of this model type are not supported.
+        UnsupportedModelError: images of this model type are not supported.
     """
     if model_type not in _TEXTS:
         raise UnsupportedModelError(f"unsupported vision architecture '{model_type}'; supported: {', '.join(_TEXTS)}")
@@ -266,7 +266,7 @@ class _Budget:
         self._lock = Lock()
 
     def take(self, image: SharedImage) -> None:
-        """Add the memory of an image's pixels to the used memory until it is freed.
+        """Count the memory of an image's pixels as used until the pixels are freed.
 
         Raises:
             PixelMemoryError: the used memory would exceed `MAX_PIXEL_BYTES`.

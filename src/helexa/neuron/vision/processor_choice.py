@@ -79,7 +79,7 @@ def prepare(
 
 
 def image_layout(processor: ImageProcessor, width: int, height: int, max_tokens: int) -> ImageLayout:
-    """Return the layout of an image with at most `max_tokens` tokens (see `prepare`).
+    """Return the layout of a `width` x `height` image (`max_tokens`: see `prepare`).
 
     Raises:
         ImageError: the model cannot read images with this aspect ratio, or the image would have too many patches.
@@ -102,7 +102,7 @@ def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) 
             models use replace missing settings.
 
     Raises:
-        ModelFileError: a setting is invalid or not supported, or helexa has no image processor for the architecture.
+        ModelFileError: a setting is invalid, or a setting or the architecture is not supported (UnsupportedModelError).
     """
     model_type = config.get("model_type")
     if model_type not in _READERS:
@@ -257,7 +257,7 @@ def _muse_glimmer(
 def _common(
     preprocessor: Mapping[str, Any], resample: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> dict[str, Any]:
-    """Return the settings that all architectures have. The arguments are the defaults."""
+    """Return the settings that all processors have; the other arguments are defaults."""
     return {
         "resample": preprocessor.get("resample", resample),
         "mean": preprocessor.get("image_mean") or mean,

@@ -33,7 +33,7 @@ class Pixels(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of an image processor: the conversion of pixels to patches."""
 
     patch_size: Size  # number of pixels along one side of a patch
-    # Number of patches along one side of a block. The patches of a block are adjacent rows of the result.
+    # Number of patches along one side of a block. The patches of a block are adjacent rows of the tower's input.
     merge: Size = 1
     # Pillow's number of the filter for resizing: 1 is Lanczos, 2 is bilinear, 3 is bicubic
     resample: Annotated[int, Meta(ge=1, le=3)] = Image.Resampling.BICUBIC
@@ -112,7 +112,7 @@ class Idefics3Processor(Pixels, frozen=True, kw_only=True, tag="idefics3"):
     split: bool = True  # whether images are split. If False, every image is one tile.
 
     def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
-        """Return the layout of an image in pixels with at most `max_tokens` tokens."""
+        """Return the layout with the most tiles that `max_tokens` permits, or one tile."""
         # A smaller image has fewer tiles, and each tile has the same number of tokens.
         for longest_edge in range(self.longest_edge, self.tile, -self.tile):
             layout = self._layout(width, height, longest_edge)
@@ -187,7 +187,7 @@ class QwenVlProcessor(Pixels, frozen=True, kw_only=True, tag="qwen_vl"):
     max_pixels: Annotated[int, Meta(ge=1)]  # number of pixels to which a larger image is shrunk
 
     def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
-        """Return the layout of an image in pixels with at most `max_tokens` tokens.
+        """Return a layout with at most `max_tokens` tokens for a `width` x `height` image.
 
         Raises:
             ImageError: one side of the image is more than 200 times as long as the other side.
@@ -212,7 +212,7 @@ class PixtralProcessor(Pixels, frozen=True, kw_only=True, tag="pixtral"):
     longest_edge: Size  # maximum number of pixels of the longest side
 
     def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
-        """Return the layout of an image in pixels with at most `max_tokens` tokens."""
+        """Return a layout with at most `max_tokens` tokens for a `width` x `height` image."""
         block = self.patch_size * self.merge
         ratio = max(height / self.longest_edge, width / self.longest_edge)
         if ratio > 1:
@@ -234,7 +234,7 @@ class Gemma4Processor(Pixels, frozen=True, kw_only=True, tag="gemma4"):
     side: Size  # maximum number of blocks along one side
 
     def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
-        """Return the layout of an image in pixels with at most `max_tokens` tokens."""
+        """Return a layout with at most `max_tokens` tokens for a `width` x `height` image."""
         tokens, block = min(self.max_tokens, max_tokens), self.patch_size * self.merge
         # The order of the floating-point operations is that of transformers, so the results are equal.
         factor = math.sqrt(tokens * self.merge**2 * self.patch_size**2 / (height * width))
@@ -256,7 +256,7 @@ class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"
     max_tokens: Size  # maximum number of tokens of an image
 
     def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
-        """Return the layout of an image in pixels with at most `max_tokens` tokens."""
+        """Return a layout with at most `max_tokens` tokens for a `width` x `height` image."""
         block, most = self.patch_size * self.merge, min(self.max_tokens, max_tokens)
         # The order of the floating-point operations is that of transformers, so the results are equal.
         rows, columns = height / block, width / block
@@ -268,7 +268,7 @@ class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"
         # As in transformers, the first grid in the set's order wins if the aspect ratios of several grids are equally
         # near.
         grids = [grid for grid in set(itertools.product(*counts)) if min(grid) >= 1 and grid[0] * grid[1] <= most]
-        # An image with one long side fits in no grid. A row or column of blocks is then cut off at the limit.
+        # If an image is so narrow that no grid is valid, one row or column of at most `most` blocks is used.
         grids = grids or [(min(max(1, round(rows)), most), min(max(1, round(columns)), most))]
         return self.layout_of(*min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width)))
 
