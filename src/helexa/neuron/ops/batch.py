@@ -124,7 +124,7 @@ class Batch:
         return self.slots if kind.window is None or self.window_slots is None else self.window_slots
 
     def pages_of(self, windowed: bool) -> NDArray[np.int32]:
-        """Return the page table [B, W] in host memory.
+        """Return the spans' KV page numbers [B, W], in host memory.
 
         If `windowed`, the table is for layers with a sliding window.
         """

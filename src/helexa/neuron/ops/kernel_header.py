@@ -28,7 +28,7 @@ class Field(NamedTuple):
 
 
 def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
-    """Return a header's constants by name, and the fields of each struct by its name.
+    """Return a header's constants by name, and the structs' fields by struct name.
 
     Raises:
         ValueError: the header contains an unsupported line; the message quotes the line.

@@ -33,7 +33,7 @@ def select_kernels(
     half: bool = True,
     kernels: Kernels = "auto",
 ) -> SelectedKernels:
-    """Return the fastest kernels that support a device, dtype and model, and why.
+    """Return the fastest kernels for a device, dtype and model, and the reason.
 
     Args:
         dtype: dtype of activations; None for the default dtype of the device.

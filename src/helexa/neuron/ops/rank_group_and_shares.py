@@ -108,7 +108,7 @@ class Shares:
         return self.own.total
 
     def times(self, size: int) -> "Shares":
-        """Return the division if each row stands for `size` adjacent rows."""
+        """Return the division of a tensor that has `size` adjacent rows for each row."""
         return Shares(tuple(rows.times(size) for rows in self.ranges), self.rank)
 
     @classmethod
@@ -136,7 +136,7 @@ class HeadShares:
 
     @classmethod
     def split(cls, heads: int, kv_heads: int, ranks: int, rank: int) -> "HeadShares":
-        """Divide the heads of a layer among `ranks` ranks.
+        """Return the division of a layer's heads among `ranks` ranks, for this `rank`.
 
         Raises:
             ModelFileError: `heads` is not a multiple of `kv_heads`, or there are more ranks than query heads, so that a

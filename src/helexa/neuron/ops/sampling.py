@@ -249,7 +249,7 @@ def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
         ordered = probabilities.sort(descending=True).values
     ranked = ordered * (tensors.arange(ordered.shape[-1], device=ordered.device) < top_k)
     mass = ranked.cumsum(-1) / ranked.sum(-1, keepdim=True).where(top_k < vocabulary, ranked.new_tensor(1.0))
-    # A token is kept if the mass before it is below top_p, so the most likely token is always kept.
+    # A token is kept if the mass of all likelier tokens is below top_p, so the most likely token is always kept.
     preceding_mass = tensors.pad(mass[:, :-1], (1, 0))
     is_kept = (ranked > 0) & ((preceding_mass < top_p) | (top_p >= 1)) & (ranked >= min_p * ranked[:, :1])
     return ranked.where(is_kept, ranked.new_tensor(tensors.inf)).min(-1, keepdim=True).values

@@ -205,7 +205,7 @@ def structure(name: str) -> type[ctypes.Structure]:
 
 
 def type_codes() -> dict[DType, int]:
-    """Return the codes in the C code for the dtypes of plain weights and scale units."""
+    """Return the C constant of each dtype that plain weights or scale units can have."""
     return {tensors.float16: FLOAT16, tensors.bfloat16: BFLOAT16, tensors.float32: FLOAT32}
 
 

@@ -110,7 +110,7 @@ def quantize(
 
 
 def _numbered(library: KernelLibrary, weight: Weight) -> tuple[Format | None, int | None]:
-    """Return a weight's kernel format and its number in the C code.
+    """Return a weight's kernel format, and the number of this format in the C code.
 
     The result is (None, None) if the packed matrix is bfloat16: for a plain weight or an unsupported format.
     """

@@ -120,7 +120,7 @@ class PackedStore(MatrixStore):
     def finish(self, looked_up: Sequence[PackedMatrix] = ()) -> threading.Thread | None:
         """Read the mapped file; start and return a thread for the work after the load.
 
-        The thread writes the added matrices to disk, or moves the matrices from disk to huge pages.
+        The thread writes added matrices to disk, or moves matrices from disk to huge pages. None for small models.
         """
         if self._mapped is not None:
             # A step reads only the rows of its tokens from an embedding. The other pages of the file take no memory.

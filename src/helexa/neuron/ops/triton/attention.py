@@ -110,7 +110,7 @@ def partials_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
 
 
 def segments(kv_heads: int) -> int:
-    """Return the maximum number of segments of a decoding sequence's positions."""
+    """Return the maximum number of segments into which decode divides a sequence."""
     # More KV heads need fewer segments to occupy the GPU, because each head has its own programs.
     return triton.next_power_of_2(max(_SHARES // kv_heads, 8))
 

@@ -297,7 +297,7 @@ def _carry_states(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update columns of one head's state matrix with all chunks of a span."""
+    """Update columns of a head's state with a span's chunks; write the rows' outputs."""
     head, span = tl.program_id(1), singles + tl.program_id(2)
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     if (settled_rows <= FEW) | (tl.load(starts + span + 1) == first):

@@ -125,7 +125,7 @@ def _advance_rows(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KERNEL: tl.constexpr,
     TAPS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, FEW: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    """Apply the layer to accepted tokens of short spans; if DRAFTS, to draft tokens."""
+    """Apply the layer to short spans' accepted tokens, or, if DRAFTS, to draft tokens."""
     head, span = tl.program_id(0), first_span + tl.program_id(1)
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     rows = tl.load(starts + span + 1) - first

@@ -45,7 +45,7 @@ def attend_frames(
 
 
 def _tile(dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
-    """Return the tile shape of `long_tile`, smaller if masks need many registers."""
+    """Return the tile shape of `long_tile`; halve its block if masks need registers."""
     shape = long_tile(1, dim, itemsize, gpu)
     masked = dim & (dim - 1) and gpu.shared_memory < 200 * 1024
     return replace(shape, block=max(shape.block // 2, 16)) if masked else shape
@@ -53,7 +53,7 @@ def _tile(dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
 
 @lru_cache(_TABLES)
 def _tiles(lengths: tuple[int, ...], rows: int, device: torch.device) -> Tensor:
-    """Return per tile: its first row in the frame, the frame's first row and length."""
+    """Return, per tile: first row in its frame, the frame's first row, frame length."""
     table: list[tuple[int, int, int]] = []
     start = 0
     for length in lengths:

@@ -68,7 +68,7 @@ class Paged:
 def rotate_store(
     qkv: Tensor, heads: int, rope: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """Apply norms and RoPE, and write keys and values to the KV cache.
+    """Apply norms and RoPE, write keys and values to the cache, return the queries.
 
     The keys and values of rows with the slot -1 are not written.
     """

@@ -120,6 +120,6 @@ class StepGraphs:
         self._replays.clear()
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
-        """Replay the graph of the batch's bucket, or else call `forward`."""
+        """Replay the graph of the batch's bucket, else call `forward`; return the result."""
         replay = self._replays.get(batch.bucket)
         return forward(batch) if replay is None else replay()

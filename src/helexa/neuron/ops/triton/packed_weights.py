@@ -109,7 +109,7 @@ def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
 
 
 def alike(matrices: Sequence[PackedMatrix]) -> bool:
-    """Return whether `join` can stack these matrices: by formats and numbers of rows."""
+    """Return whether `join` supports these matrices' formats and numbers of rows."""
     first, *remaining = matrices
     # The scales of four rows are adjacent, so all matrices except the last must have a multiple of 4 rows.
     return all(matrix.shape[0] % LANES == 0 for matrix in matrices[:-1]) and all(

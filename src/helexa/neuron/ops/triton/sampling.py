@@ -65,7 +65,7 @@ def sample(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Return copies of the masked rows of logits, with -inf for disallowed tokens."""
+    """Return copies of the logits' rows in `masks`, with -inf for disallowed tokens."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)
@@ -90,7 +90,7 @@ def _mask_rows(logits, stride, rows, masks, mask_stride, out, VOCABULARY, BLOCK:
 
 @triton.jit(do_not_specialize=["rows"])
 def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, place, BLOCK: tl.constexpr):
-    """Write a block's largest logit, its first token, and the sum of the weights.
+    """Write a block's largest logit, the first token with it, and the sum of weights.
 
     The weight of a token is exp((logit - largest logit of the block) / temperature).
     """
