@@ -94,7 +94,7 @@ def agent_version() -> str:
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path at which helexa-acp expects `config.toml`; it need not exist."""
+    """Return the path of helexa-acp's `config.toml`, whether the file exists or not."""
     if configured_path := environ.get("HELEXA_ACP_CONFIG_PATH"):
         return Path(configured_path).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"

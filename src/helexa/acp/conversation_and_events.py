@@ -24,7 +24,7 @@ def encode(value: Any) -> bytes:
 
 
 def sendable(value: Any) -> Any:
-    """Return a JSON value of a conversation, with U+FFFD in place of lone surrogates."""
+    """Return the JSON data `value`, with U+FFFD in place of lone surrogates."""
     try:
         _encoder.encode(value)
     except UnicodeEncodeError:

@@ -236,7 +236,7 @@ class _Output:
     def writer(self) -> Iterator[int]:
         """Yield the pipe's write end, to start a child process with it.
 
-        After the context, the write end is closed in this process.
+        After the `with` block, the write end is closed in this process.
         """
         try:
             yield self._writer

@@ -28,8 +28,9 @@ _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "ref
 async def run_turn(turn: Turn) -> StopReason:
     """Let the agent work on the prompt, the last message of `turn.messages`.
 
-    The turn ends when the model calls no more tools, or after `max_rounds` rounds. After each round, the response and
-    the results of its calls are appended to the history. On cancellation, unfinished calls get failed results.
+    Return why the turn ended, for example because the model called no more tools or `max_rounds` rounds have passed.
+    After each round, the response and the results of its calls are appended to the history. On cancellation, unfinished
+    calls get failed results.
 
     Raises:
         ProviderError: the endpoint returned no complete response. The partial response is stored in the history.

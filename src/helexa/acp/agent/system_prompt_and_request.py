@@ -206,6 +206,8 @@ class RequestBuilder:
     def request(self, provider: Provider) -> ModelRequest:
         """Return the next request, with messages shortened to fit into the context.
 
+        If even the shortened messages are too long, `overflows` is True afterwards.
+
         Raises:
             ProviderError: the configured system prompt cannot be read.
         """

@@ -176,7 +176,7 @@ class Agent:
         return session
 
     def _announce_session(self, session: Session) -> None:
-        """Hold back the updates of an opened session until the request is answered."""
+        """After the response, release the updates of an opened session and announce it."""
         # The response contains the session's id, which the editor must know before it receives updates.
         if (request := current_request()) is not None:
             request.after_response.append(session.release)

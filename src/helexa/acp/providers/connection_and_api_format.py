@@ -135,7 +135,7 @@ class EndpointConnection:
         """Send a streaming POST request and yield the events as JSON objects.
 
         Raises:
-            ProviderError: the endpoint rejected the request, closed the stream early, or sent invalid data.
+            ProviderError: the endpoint is unreachable, rejected the request, ended the stream early, or sent bad data.
         """
         begun = False
         with self._failures(lambda: begun):
@@ -157,7 +157,7 @@ class EndpointConnection:
         """Send a GET request and return the response as parsed JSON.
 
         Raises:
-            ProviderError: the endpoint rejected the request or sent invalid data.
+            ProviderError: the endpoint is unreachable, rejected the request, or sent invalid data.
         """
         with self._failures(lambda: False):
             return await self._client.get(path, cast_to=object)
@@ -221,7 +221,7 @@ class EndpointConnection:
 
 
 async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> EndpointConnection:
-    """Return an HTTP connection to an endpoint, through an SDK's client."""
+    """Return an HTTP connection to `endpoint` through the client of the given SDK."""
     # The SDK is imported in a thread, so the event loop is not blocked.
     return EndpointConnection(endpoint, await asyncio.to_thread(importlib.import_module, sdk))
 

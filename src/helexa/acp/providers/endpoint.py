@@ -26,7 +26,7 @@ _PATHS: dict[str, WireApi] = {
 
 
 async def probe(endpoint: Endpoint) -> WireApi:
-    """Return the API format of an endpoint: the first format whose route exists.
+    """Return the API format of an endpoint, by its host name or by test requests.
 
     Raises:
         ProviderError: the endpoint cannot be reached, or supports none of the API formats.

@@ -32,7 +32,10 @@ class ModelCard:
 
 
 class Provider(Protocol):
-    """Interface of the client of one endpoint, as `Models` uses it."""
+    """Interface of the client of one endpoint, as `Models` uses it.
+
+    `stream` and `models` raise ProviderError if the endpoint fails.
+    """
 
     endpoint: Endpoint
 

@@ -142,7 +142,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """Parse JSON with frequent errors: raw line breaks, and up to three extra `}`."""
+    """Return parsed JSON. Raw line breaks and up to three extra `}` are accepted."""
     try:
         value, end = json.JSONDecoder(strict=False, parse_constant=_reject_constant).raw_decode(text)
     except RecursionError:

@@ -135,7 +135,7 @@ def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruli
 
 
 def _edit_scopes(target: ResolvedPath) -> tuple[tuple[Scope, ...], tuple[Offer, ...]]:
-    """Return the scopes that contain an edit of `target`, and the scopes to offer.
+    """Return the scopes that contain an edit of `target`, and the offers to the user.
 
     The scopes are the edits in each parent folder and the edits of the file. For a file that may run code later or
     contains secrets (see `is_guarded` and `is_secret`), the only scope is the edits of the file. An "always allow" for
@@ -152,7 +152,7 @@ def _edit_scopes(target: ResolvedPath) -> tuple[tuple[Scope, ...], tuple[Offer, 
 
 
 def _command_scopes(act: Runs) -> tuple[tuple[Scope, ...], tuple[Offer, ...]]:
-    """Return the scopes that contain a command line, and the scopes to offer.
+    """Return the scopes that contain a command line, and the offers to the user.
 
     One scope contains only this line, in the same folder and session. If the line is vetted (known to only read files),
     another scope contains all vetted lines with the same command.

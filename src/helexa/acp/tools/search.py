@@ -62,7 +62,7 @@ Unit = Literal["files", "matches"]
 def report(results: SearchResults, folder: str, unit: Unit) -> str:
     """Return the results of a search as lines of text for the model.
 
-    Each path begins with `folder`.
+    Each path begins with `folder`. `unit` names the results in notes.
     """
     lines = [
         str(Path(folder, match.path)) + (f":{match.line}: {match.text}" if match.line is not None else "")

@@ -196,7 +196,7 @@ def find(request: Search) -> SearchResults:
 def braces_expanded(pattern: str) -> list[str]:
     """Return patterns without braces that together match the same files as `pattern`.
 
-    For example, `*.{js,ts}` is expanded to `*.js` and `*.ts`.
+    For example, `*.{js,ts}` is expanded to `*.js` and `*.ts`. Beyond about 64 patterns, braces remain.
     """
     patterns, expanded = [pattern], []
     while patterns and len(patterns) + len(expanded) <= _MAX_BRACES:

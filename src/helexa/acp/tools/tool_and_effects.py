@@ -142,7 +142,7 @@ class Tool(Protocol):
         ...
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return the known files that a call will read or change."""
+        """Return the files that a call will read or change, as far as they are known."""
         ...
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:

@@ -112,18 +112,18 @@ def _runs_no_program(folder: Path, boundary: Boundary) -> bool:
 
 
 def _linked_directory(file: Path) -> Path:
-    """Return the git directory of the linked work tree that has the file `.git`."""
+    """Return the git directory that `file`, the `.git` of a linked work tree, names."""
     text = file.read_bytes()[:4096].decode().removeprefix("gitdir: ").strip()
     return (file.parent / text).resolve(strict=True)
 
 
 def _common_directory(own: Path) -> Path:
-    """Return the folder with the configuration of a linked work tree."""
+    """Return the folder with the configuration of the linked git directory `own`."""
     return (own / (own / "commondir").read_bytes()[:4096].decode().strip()).resolve(strict=True)
 
 
 def _has_links(git: Path) -> bool:
-    """Return whether an entry of a git directory is a symbolic link."""
+    """Return whether git reads a symbolic link anywhere in the git directory `git`."""
     not_read = {f"{git}/{name}" for name in _NOT_READ}
     pending = [str(git)]
     while pending:
