@@ -129,7 +129,7 @@ class Client:
         role: Role = "load",
         cancel_after: int | None = None,
     ) -> RequestRecord:
-        """Send a request and return a record of its times, content and errors.
+        """Send `prompt` as a request; return a record of its times, content and errors.
 
         An error of the request is stored in the record and not raised.
 

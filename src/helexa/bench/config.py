@@ -223,7 +223,7 @@ def find_config(path: Path | None) -> Path | None:
 
 
 def read_config(path: Path | None) -> BenchConfig:
-    """Return the configuration, or the default configuration without a file.
+    """Return the configuration from `path`, a default location or built-in defaults.
 
     Raises:
         ConfigError: the configuration is invalid. The message is one line.

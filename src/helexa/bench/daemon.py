@@ -61,7 +61,7 @@ async def sweep_once(
 
 
 async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonitor) -> tuple[SweepReport, ReviewResult]:
-    """Measure missing samples, compare builds, and send confirmed alerts.
+    """Measure missing samples, compare builds, report regressions to the webhook.
 
     If the comparison suspects a change, more samples are measured and the comparison is repeated.
 

@@ -144,7 +144,7 @@ class Sweep:
         self.report = SweepReport()
 
     async def run(self, connections: Iterable[Connection], scenarios: list[Scenario]) -> SweepReport:
-        """Measure the targets one after the other.
+        """Measure the targets one after the other, and return the report.
 
         A target that fails is recorded in the report and skipped.
         """

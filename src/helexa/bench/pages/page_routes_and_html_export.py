@@ -258,9 +258,9 @@ MOST_PAGES = 5000
 
 
 def export(archive: Archive, folder: Path) -> int:
-    """Write all pages and the files that they use to `folder`.
+    """Write the pages and their static files to `folder`; return the page count.
 
-    Return the number of pages.
+    Pages about single samples are left out.
 
     Raises:
         HelexaError: the folder cannot be written.

@@ -24,7 +24,7 @@ class DimensionTables:
 
     @classmethod
     def read(cls, reader: Reader) -> "DimensionTables":
-        """Read all rows from the database."""
+        """Return all targets, hosts, builds, models and scenarios of the database."""
         builds = {row.id: row for row in reader.builds()}
         return cls(
             {row.id: row for row in reader.targets()},
@@ -48,7 +48,7 @@ def hardware_label(host: HostRow) -> str:
 
 
 def _build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
-    """Return a unique display name of each build: its commit or version.
+    """Return a unique display name by row id of each build: its commit or version.
 
     Several builds may have the same commit or version, but different libraries, uncommitted changes or engines. To make
     their names unique, a short hash is appended.
@@ -100,7 +100,7 @@ class Archive:
         return self.answer("tables", lambda: DimensionTables.read(self.reader))
 
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find()`, and cache it under `key`.
+        """Return the result cached under `key`, or else call `find` and cache its result.
 
         The cached result is used until another process writes to the database.
         """
@@ -111,10 +111,10 @@ class Archive:
         return _remembered(self._answers, _MOST_ANSWERS, key, find)
 
     def keep(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find()`, and cache it under `key` without expiry.
+        """Like `answer`, return a cached or new result, but cache it without expiry.
 
-        In contrast to `answer`, the cached result is also used after another process has written to the database. If
-        the cache is full, the least recently used result is removed.
+        The cached result is also used after another process has written to the database. If the cache is full, the
+        least recently used result is removed.
         """
         return _remembered(self._permanent, _MOST_PERMANENT, key, find)
 

@@ -62,7 +62,7 @@ class Side:
 
     @classmethod
     def parse(cls, text: str) -> "Side":
-        """Parse `build`, `@target` or `build@target`."""
+        """Return the side that the text `build`, `@target` or `build@target` names."""
         build, _, target = text.partition("@")
         return cls(build or None, target or None)
 

@@ -35,7 +35,7 @@ def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offs
     Args:
         archive: the result database.
         filters: values by name in `FILTERS`. `host` is the name of a target or of a host. None matches every value.
-        limit: maximum number of samples.
+        limit: maximum number of samples, reduced to at most `MOST_RUNS`.
         offset: number of samples to skip.
     """
     criteria = {name: filters.get(name) for name in FILTERS}

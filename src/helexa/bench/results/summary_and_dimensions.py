@@ -99,7 +99,7 @@ def summary(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def headline_of(kind: str) -> str:
-    """Return the main metric of a summary row, for a kind of scenario."""
+    """Return the name of the main metric of scenarios of this kind."""
     return HEADLINES.get(kind, "output_tps_user")
 
 

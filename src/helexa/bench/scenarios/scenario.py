@@ -80,7 +80,7 @@ class Scenario:
         return fits(model, *self._tokens())
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Execute the scenario once. The same `seed` produces the same load."""
+        """Execute the scenario once and return the result; `seed` determines the load."""
         raise NotImplementedError
 
     def _name(self) -> str:

@@ -182,7 +182,7 @@ def _wrong_version(path: Path, version: int) -> StoreError:
 
 
 def _statements(script: str) -> list[str]:
-    """Split an SQL script into statements."""
+    """Return the statements of an SQL script."""
     # `executescript` is not used, because it would commit the open transaction.
     statements: list[str] = []
     lines: list[str] = []

@@ -62,7 +62,7 @@ class ImportReport:
 
 
 def import_runs(store: Store, path: Path) -> ImportReport:
-    """Import all rows from the database at `path` that are new.
+    """Import the new rows of the database at `path`, and return the counts of rows.
 
     Raises:
         StoreError: the file cannot be read, or is not a database of the first helexa-bench.

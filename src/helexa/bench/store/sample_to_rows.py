@@ -50,7 +50,7 @@ _MEASURED = ("ttft_s", "ttfo_s", "tpot_s", "e2e_s", "queue_s", "completion_token
 
 
 def columns_of(sample: Sample) -> dict[str, Any]:
-    """Return the columns of the table `run` for a sample.
+    """Return the columns of the table `run` that are computed from a sample.
 
     Values in `sample.columns` replace computed values of the same name.
     """
