@@ -34,9 +34,10 @@ from helexa.neuron.ops.rank_group_and_shares import Exchange, RankGroup, SharedM
 
 
 def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, seconds: float) -> Exchange:
-    """Return the exchange of a rank with other ranks: shared memory, NCCL or gloo.
+    """Return the exchange of a rank with the other ranks.
 
-    NCCL and gloo wait until all ranks have called this function.
+    Native kernels use shared memory. Other kernels use NCCL on GPUs, else gloo, and wait until all ranks have called
+    this function.
 
     Args:
         memory_fd: descriptor from `SharedMemory.create`.

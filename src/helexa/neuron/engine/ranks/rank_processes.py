@@ -125,7 +125,7 @@ class RankProcesses:
         """Handle the messages that ranks have sent, without waiting.
 
         Raises:
-            ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
+            HelexaError (or a subclass), MemoryError: a rank cannot load its part of the model, or has ended.
         """
         self._receive(timeout=0)
 
@@ -133,7 +133,7 @@ class RankProcesses:
         """Wait until all ranks have loaded; return the sizes of all but rank 0.
 
         Raises:
-            ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
+            HelexaError (or a subclass), MemoryError: a rank cannot load its part of the model, or has ended.
         """
         return self._wait(RankLoaded)
 
@@ -147,7 +147,7 @@ class RankProcesses:
         """Build a runner with the granted sizes in all ranks, and wait for the ranks.
 
         Raises:
-            DeviceError, MemoryError, HelexaError: a rank cannot allocate the memory.
+            HelexaError (or a subclass), MemoryError: a rank cannot allocate the memory, or has ended.
         """
         self._send_all(Allocate(request, grant, measure))
         self._wait(RankAllocated)
@@ -168,7 +168,7 @@ class RankProcesses:
         """Wait for the captures; return why one failed, or None if all succeeded.
 
         Raises:
-            DeviceError, MemoryError, HelexaError: the device of a rank failed.
+            HelexaError (or a subclass), MemoryError: the device of a rank failed, or a rank has ended.
         """
         replies = enumerate(self._wait(RankCaptured), start=1)
         return next((f"rank {rank}: {reply.refusal}" for rank, reply in replies if reply.refusal), None)
