@@ -117,7 +117,7 @@ class PagePool:
     def register(self, page: int, page_hash: bytes) -> None:
         """Register `page` under `page_hash`, unless another page has this hash.
 
-        A page with a window page replaces a page without one.
+        If `page` has a window page and the other page has none, `page` replaces the other page.
         """
         windows, other = self.windows, self._pages.get(page_hash)
         if other is not None and windows is not None and windows.holds(page) and not windows.holds(other):

@@ -72,7 +72,7 @@ class _Record(NamedTuple):
     checksum: int
 
     def holds(self, key: bytes, contents: bytes) -> bool:
-        """Return whether `contents` are exactly the bytes that were written."""
+        """Return whether `contents` are exactly the bytes that were written for `key`."""
         return len(contents) == self.length and _checksum(key, [contents]) == self.checksum
 
 

@@ -41,7 +41,7 @@ from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
 
-_LEAST_PAGES = 2  # minimum number of pages to read, because computing fewer pages takes about as long
+_LEAST_PAGES = 2  # minimum number of pages to read from disk, because fewer pages are computed about as fast
 _PAGES_BESIDE_STEPS = 2  # pages that are copied between two steps, in each direction
 _PAGES_WHILE_IDLE = 16
 # Maximum size of the copies that wait for the disk. The records that wait for the KV cache may take as much again.
@@ -269,7 +269,7 @@ class PrefixStore:
             self._copies.put((b"", []))
 
     def close(self, secs: float) -> None:
-        """Save pages for at most `secs` seconds, and end the threads."""
+        """Save the queued pages for at most `secs` seconds, and end the threads."""
         end = time.monotonic() + secs
         while self._unsaved and time.monotonic() < end:
             self._save(self._depth)
@@ -324,7 +324,7 @@ class PrefixStore:
         return self._pages.holds(page_hash) if kind == PAGE else self._pages.has_window_page(page_hash)
 
     def _save(self, limit: int) -> None:
-        """Copy up to `limit` pages and snapshots for the writer."""
+        """Copy up to `limit` pages and snapshots, which the writer thread then saves."""
         if not self._unsaved:
             return
         self.start()

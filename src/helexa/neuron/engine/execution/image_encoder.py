@@ -63,7 +63,7 @@ class ImageEncoder:
 class ImageRows:
     """The rows of a step that belong to images.
 
-    The object is false if the step has no image tokens and all of its positions are those of text.
+    `bool()` of the object is False if the step has no image tokens and all of its positions are those of text.
     """
 
     def __init__(self) -> None:

@@ -133,7 +133,7 @@ class Runner:
 
     @property
     def counts_kernels(self) -> bool:
-        """Whether kernels report their progress, and no other process computes a part."""
+        """Whether kernels report progress, and this process computes the whole model."""
         return self.computes_alone and self.ops.counts_items
 
     @tensors.inference_mode()

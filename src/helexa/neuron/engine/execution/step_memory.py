@@ -22,6 +22,7 @@ class StepMemory:
     """Measures the memory of the steps between its construction and `read`.
 
     Args:
+        weights: bytes of the weights, which `read` returns unchanged.
         cuda: module that provides memory statistics; None for `torch.cuda`.
     """
 

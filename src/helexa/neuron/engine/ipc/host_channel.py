@@ -29,7 +29,7 @@ _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _MAC_BYTES = 16
 _HEADER = struct.Struct(f"<I{_MAC_BYTES}s")
-_POSITION = struct.Struct("<?Q")  # direction, number of the frame
+_POSITION = struct.Struct("<?Q")  # direction (whether the connecting end sent the frame), number of the frame
 _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 5, 2, 3  # TCP keepalive: a host that vanishes is detected after 11 s
 
 T = TypeVar("T")

@@ -339,7 +339,7 @@ class CachedPrefixes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """In the message `StepReport`: reads of saved prompts, and size of all of them."""
+    """In `StepReport`: reads of saved prompts, and the total size of saved prompts."""
 
     tokens: int = 0  # number of tokens whose KV pages were read
     prompts: int = 0  # number of prompts for which pages were read

@@ -120,7 +120,7 @@ def kernels_for(device: Device, options: EngineOptions, config: dict[str, Any], 
 
 
 def _automatic_kv_bits(options: EngineOptions, config: dict[str, Any]) -> int | None:
-    """Return 16 for a short context; else None, so that the kernels choose."""
+    """Return 16 bits for a short context; else None, so that the kernels choose."""
     trained = config.get("max_position_embeddings")
     context = min(filter(None, (options.context_length, trained)), default=0)
     # In a short context, attention takes a small share of a step, so 8 bits would save little and round every answer.

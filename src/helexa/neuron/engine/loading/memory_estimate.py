@@ -28,7 +28,7 @@ from helexa.neuron.weights.quantized_matrix import Weight
 _SHOWN = 3
 _LAYER = re.compile(r"model\.layers\.(\d+)\.", re.ASCII)
 _UNNEEDED = re.compile(
-    r"lm_head\.weight"  # read by each model whose head is not tied to the embedding, so here a copy of the embedding
+    r"lm_head\.weight"  # unread only if the head is tied to the embedding; then a copy of the embedding
     r"|.*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)"  # buffers that follow from the configuration
     r"|.*\.(?:self_attn|attn|attention)\.(?:masked_bias|bias)"  # constants of the causal mask in old checkpoints
     r"|.*\.(?:input|activation)_scale"  # scale of quantized activations; the kernels here do not need the scale

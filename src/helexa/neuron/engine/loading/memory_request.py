@@ -29,7 +29,7 @@ _MOST_SNAPSHOTS = 4096
 
 
 def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequest:
-    """Return the request for the memory of a model."""
+    """Return the request for a model with the sizes of `estimate`."""
     free, limit = free_memory(ops.device, options), options.memory_limit_mb * 2**20
     available = usable_memory(ops.device, options)
     context = min(options.context_length or estimate.context, estimate.context)
@@ -143,7 +143,7 @@ def _logits(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
     rows = max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
     sampling = ops.sampling_bytes(rows, estimate.vocab_size)
     if ops.quantized:
-        rows += options.max_sequences  # the workspace rounds sizes up to powers of two
+        rows += options.max_sequences  # the kernels' workspace rounds the size of the logits up to a power of two
     return rows * estimate.vocab_size * 4 + sampling
 
 

@@ -25,8 +25,8 @@ _MOST_KEYS = 256
 class RecentPrompts:
     """The latest long prompts of an engine, of all principals.
 
-    A prompt is compared only with earlier prompts of the same principal. A report therefore reveals nothing about other
-    principals.
+    A prompt is compared only with earlier prompts of the same principal. A `PrefixMiss` therefore reveals nothing about
+    other principals.
     """
 
     def __init__(self, memory: Memory) -> None:

@@ -45,9 +45,11 @@ _LEAST_TESTED = 8  # verified drafts before a gain counts as measured
 _REFRESH_EVERY = 64  # number of steps with drafts after which one step has no drafts, so that its duration is measured
 
 _PRIOR_NGRAM_ACCEPTANCE = 0.8  # assumed acceptance before measurements
-# Acceptance of a draft model before measurements. Each weight says as how many verified drafts an assumption counts.
+# Assumed acceptance of a draft model before measurements. The assumption counts as `_PRIOR_WEIGHT` verified drafts. For
+# a single sequence, the acceptance of all sequences counts as `_SEQUENCE_WEIGHT` verified drafts.
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT, _SEQUENCE_WEIGHT = 0.6, 4.0, 8.0
-# Factors by which a verification reduces the weight of earlier ones: in the counts of all sequences, and of one.
+# Factors by which a verification reduces the weight of earlier verifications, in the acceptance of all sequences, and
+# of a single sequence.
 _MODEL_DECAY, _SEQUENCE_DECAY = 0.99, 0.95
 # A pass counts as at most `_MOST_OUTLIER` times the average duration, because the machine may have been busy.
 _EWMA_WEIGHT, _MOST_OUTLIER = 0.2, 2.0

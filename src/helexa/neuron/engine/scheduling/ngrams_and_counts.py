@@ -89,7 +89,7 @@ class Drafter:
             first = max(self._begin, n)
             older = tokens[first - n : max(begin - 1, 0)]
             hashes = list(map(hash, zip(*(older[i:] for i in range(n)), strict=False)))
-            # `setdefault` keeps a later occurrence of the n-gram that is in the index already.
+            # If a later occurrence of an n-gram is in the index already, `setdefault` keeps it.
             deque(map(self._index.setdefault, reversed(hashes), range(begin - 1, first - 1, -1)), maxlen=0)
 
 

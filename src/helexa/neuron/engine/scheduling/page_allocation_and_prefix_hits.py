@@ -319,7 +319,7 @@ class Memory:
         """Return how many tokens must be computed again to report a `PrefixMiss`.
 
         The result is `tokens` for models without recurrent layers. Other models start only at snapshots, so they often
-        compute tokens of cached pages again. Only more tokens than between two snapshots are then reported.
+        compute tokens of cached pages again. For them, the result is larger than the interval of snapshots.
         """
         return tokens if self._states is None else max(tokens, _SNAPSHOT_INTERVAL + 1)
 

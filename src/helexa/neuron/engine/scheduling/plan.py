@@ -85,7 +85,8 @@ def _allows_planning_ahead(entry: PlanEntry) -> bool:
     if not entry.samples:
         return sequence.pooled is None and not entry.completes
     penalties = sampling.frequency_penalty or sampling.presence_penalty
-    # The number of accepted drafts, the next allowed tokens and the counts of penalties depend on the sampled token.
+    # The accepted drafts, the next allowed tokens and the counts of penalties depend on the sampled token, which is not
+    # known yet.
     return not (entry.drafts or sequence.matcher is not None or penalties)
 
 

@@ -175,7 +175,7 @@ class Planner:
         return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
     def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
-        """Add prompts, or chunks of prompts, within `limits` and the token budget."""
+        """Add prompts or chunks of them to `plan`, within `limits` and the token budget."""
         width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
         remaining = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
         prompts = self._prompts(limits)

@@ -55,7 +55,7 @@ class PromptImages:
         return int32([[*axis, *after] for axis in before]) if len(after) else before
 
     def overlapping(self, start: int, stop: int) -> Iterator[ImageRange]:
-        """Yield the ranges that contain tokens from index `start` to `stop` (exclusive)."""
+        """Yield the image ranges with tokens from index `start` to `stop` (exclusive)."""
         for index in range(bisect_right(self._ends, start), len(self.ranges)):
             if self.ranges[index].start >= stop:
                 return

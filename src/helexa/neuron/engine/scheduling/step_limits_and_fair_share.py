@@ -86,7 +86,7 @@ class StepCost:
         return max(self._worst, default=self._first_worst)
 
     def decode(self, rows: int) -> float | None:
-        """Return the predicted seconds of a decode-only step; None before the first one."""
+        """Return the predicted seconds of a decode-only step; None until one was measured."""
         # Until the cost of a row is known, the prediction is the average of all decode-only steps.
         return self._decode if self._line is None else self._line[0] + self._line[1] * rows
 
