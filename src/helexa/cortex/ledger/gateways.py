@@ -198,6 +198,7 @@ async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[ob
     reservation is not orphaned, nothing changes.
 
     Args:
+        state: the new state of the row, `settled` or `released`.
         values: the new values of the columns node, charged, prompt, completion, cached, estimated and closed_ms.
     """
     rows = await sql.fetch(

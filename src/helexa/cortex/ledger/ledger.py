@@ -107,7 +107,7 @@ class Ledger:
         return self._group_commit.retry.problem is None
 
     async def writable(self) -> bool:
-        """Return whether the database was written within the last second, or can be now."""
+        """Return whether the database was written in the last second, or can be written."""
         if self._group_commit.ending:
             return False
         try:
@@ -168,12 +168,12 @@ class Ledger:
     async def recent(
         self, limit: int = 100, before: int | None = None, **filters: str | int | None
     ) -> list[dict[str, Any]]:
-        """Return the newest rows of the activity log. See `activity.recent`."""
+        """Return the newest activity rows: see `activity_and_usage_totals.recent`."""
         await self.flush()
         return await recent(self._database, limit, before, **filters)
 
     async def charges(self, days: range, groups: Sequence[str], **filters: str | None) -> list[dict[str, Any]]:
-        """Write pending changes, then return sums of charges. See `activity.charges`."""
+        """Return sums of charged tokens: see `activity_and_usage_totals.charges`."""
         await self.flush()
         return await charges(self._database, days, groups, **filters)
 

@@ -181,6 +181,7 @@ async def catch_up(path: Path, database: Database) -> None:
     """Write the log's records to the database, and empty the log files.
 
     Args:
+        path: the database file, next to which the log files are.
         database: the opened database, which only this gateway uses.
 
     Raises:

@@ -45,18 +45,15 @@ class ResidentModel:
 class FleetSnapshot:
     """All inputs of load and eviction decisions at one moment.
 
-    The keys of mappings "by (node, model)" are pairs (node name, model id). The keys of mappings "by device" are device
-    indices.
-
     Attributes:
         view: state of the nodes and their models.
         catalog: the models and aliases that the gateway may load.
         now: current time (monotonic seconds).
         began: when this gateway started (monotonic seconds).
         settings: the eviction section of the configuration.
-        expected_free: expected free MB by node and device, only for nodes with running or recent loads or unloads. For
-            any other node, the free memory that the node last reported is used.
-        reserved: MB that running loads will use, by node and device. Needed for nodes that do not report free memory.
+        expected_free: expected free MB by node name and device index, only for nodes with running or recent loads or
+            unloads. For any other node, the free memory that the node last reported is used.
+        reserved: MB that running loads will use, by node name and device index, for nodes that report no free memory.
         load_secs, failures, devices, sizes_mb, required_mb, awaited, keep_secs, estimates_mb, saved_prompts: see
             `LoadHistory`.
         requested: ids of the models whose load an administrator has requested.
@@ -90,7 +87,7 @@ class FleetSnapshot:
         return replace(self, view=replace(self.view, nodes=nodes))
 
     def free(self, node: Node) -> dict[int, int]:
-        """Return the free MB of a node by device.
+        """Return the free MB of a node by device index.
 
         The result is the node's value in `expected_free`, else the free memory that the node last reported, else the
         total memory minus the memory of the node's models and of running loads.

@@ -117,7 +117,7 @@ class Lifecycle:
         return await self._warm(PendingLoad(model, node, by_admin=True), waiting, wait_secs)
 
     async def _warm(self, new: PendingLoad, waiting: WaitingRequest, wait_secs: float) -> WarmRoute:
-        """Wait until the model of `new` is loaded, by a pending load if there is one."""
+        """Return the node that serves the model of `new`; join or start a load if needed."""
         target = self._target(new)
         if target is not None:
             return target
@@ -392,7 +392,7 @@ class Lifecycle:
         self._wake.set()
 
     def _replans(self, job: LoadJob, memory: MemoryRejection) -> bool:
-        """Record a rejected load; return whether the load can be planned again at once."""
+        """Record a load rejected for lack of memory; return whether to plan it again."""
         with suppress(KeyError):  # the node was removed from the configuration
             node = self._fleet.node(job.pair[0])
             self._memory.correct(node, dict.fromkeys(job.devices, memory.free_mb), self._clock())

@@ -142,7 +142,7 @@ class LoadJob:
         return WarmRoute(model, name, url, f"node={name}; why=loaded"[:100])
 
     async def _loaded_info(self, node: Node, bearer: str | None) -> ModelInfo:
-        """Return the node's report about the model, else one made from the load request."""
+        """Return the node's report about the model, else a report made from the request."""
         spec, model = self.cold.spec, self.cold.model
         reported = (await or_none(self._dependencies.client.models, node.endpoint, bearer) or {}).get(model)
         if reported is not None and reported.status == "loaded":

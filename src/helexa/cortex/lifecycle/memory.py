@@ -121,7 +121,7 @@ class MemoryEstimator:
         self._by_node[node.name] = _NodeChanges(expected, expected, [*running, MemoryChange({}, ended_at=now)])
 
     def update(self, node: Node) -> None:
-        """Store the node's last reading; forget the changes once it includes all of them."""
+        """Store the node's reading; forget the changes if the reading includes them all."""
         node_changes = self._by_node.get(node.name)
         if node_changes is None:
             return
