@@ -143,7 +143,7 @@ async def find_loadable(gateway: Gateway, name: str) -> str:
 async def _forward(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, settle: Settle | None
 ) -> None:
-    """Forward the request to a node, and after failures to others (see `may_retry`)."""
+    """Forward the request to a node. After a failure, try others (see `may_retry`)."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     record.affinity_key = key
     fleet_view, requester = gateway.fleet.view(), record.requester
@@ -195,7 +195,10 @@ async def _forward(
 async def _load_again(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, loss: NoResponse
 ) -> WarmRoute:
-    """Load a model that its node has lost, and return the node that serves it."""
+    """Load a model that its node has lost, and return the node that serves it.
+
+    If the model is not found, raise the error response of `loss`, the failed attempt.
+    """
     try:
         return await wait_for_model(gateway, model, request.stream, response, record)
     except ApiError as error:
@@ -218,7 +221,8 @@ async def wait_for_model(
 ) -> WarmRoute:
     """Load the model, and return the node that serves it.
 
-    If `stream` is true, the client gets keep-alive comments during the load (see `wait_for_load`).
+    If `stream` is true, the client gets keep-alive comments during the load (see `wait_for_load`). If the model's
+    circuit breaker is open, raise its error without a load.
     """
     load_failure = breaker_error(gateway.fleet.view(), model, record.requester.client)
     if load_failure is not None:

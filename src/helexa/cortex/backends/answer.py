@@ -93,7 +93,7 @@ class BackendAnswer:
 
         Raises:
             ApiError: the answer is an error, malformed or incomplete.
-            UpstreamError: the connection to the backend failed.
+            UpstreamError, or a subclass: the connection to the backend failed.
         """
         if not self._begun:
             self._begun = True
@@ -255,7 +255,7 @@ class NativeResponses:
         Raises:
             ApiError: 502: the body is empty or a web page, or a stream has ended without its last event. An error event
                 without a type, which clients could not read, is raised with its own status.
-            UpstreamError: the connection to the backend failed.
+            UpstreamError, or a subclass: the connection to the backend failed.
         """
         if not self._names:
             return await self._next_chunk()

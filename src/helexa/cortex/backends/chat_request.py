@@ -47,8 +47,7 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
 
     * The arguments of tool calls become JSON text, and functions without parameters get an empty schema.
     * A signature that the id of a tool call carries moves to `extra_content`.
-    * Images in tool messages move to a user message after them, because OpenAI's API allows only text in
-      tool messages.
+    * Images in tool messages move to a user message after them, because OpenAI's API allows only text in tool messages.
     * Content that is a list of text parts becomes one string, which all servers accept.
     * Without tools, `tool_choice` is left out, because vLLM and OpenAI's API reject it.
     * The template variables `add_generation_prompt` and `continue_final_message` become fields, as in vLLM and SGLang.

@@ -333,7 +333,7 @@ class Choice:
             self.reason, self.shown_reason = meaning, reason
 
     def last_reason(self) -> str | None:
-        """Return the finish reason for the client."""
+        """Return the finish reason for the client; None if the choice has not ended."""
         if self._legacy and self.shown_reason == "function_call":
             return "function_call"
         # Some backends send "stop" for an answer that contains tool calls.

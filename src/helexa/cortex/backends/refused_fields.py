@@ -67,7 +67,7 @@ def refuses_effort(error: bytes) -> bool:
 
 
 def without_effort(body: bytes) -> bytes:
-    """Return a chat request with the effort `none` if it has tools and no effort."""
+    """Return a chat request. If it has tools and no effort, its effort becomes `none`."""
     fields = _fields.decode(body)
     if "tools" not in fields or EFFORT in fields:
         return body

@@ -212,7 +212,7 @@ _MOST_LEVELS = 5  # messages, message, tool_calls, call, function
 
 
 def _renamed(value: Any, short: Callable[[str], str], levels: int = _MOST_LEVELS) -> Any:
-    """Return tools, messages, items or a tool choice with short function names."""
+    """Return `value` with function names changed by `short`, at most `levels` deep."""
     if isinstance(value, list) and levels:
         return [_renamed(element, short, levels - 1) for element in value]
     if not isinstance(value, dict) or not levels:

@@ -192,7 +192,7 @@ class ResponsesAnswer:
 
         Raises:
             ApiError: the answer is an error, malformed or incomplete.
-            UpstreamError: the connection to the backend failed.
+            UpstreamError, or a subclass: the connection to the backend failed.
         """
         if not self._streamed:
             return b"" if self._ended else await self._whole()

@@ -91,7 +91,7 @@ class Breaker:
         return replace(self, cooldown_until=max(self.cooldown_until, now + secs))
 
     def changes_at(self, now: float) -> float:
-        """Return when the state changes by itself next; infinity if it does not."""
+        """Return when state or cooldown next change by themselves; infinity if never."""
         change_times = [self.cooldown_until]
         if self.open_until is not None and not self.probing:
             change_times.append(self.open_until)

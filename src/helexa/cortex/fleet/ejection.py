@@ -95,7 +95,7 @@ class Ejections:
         return bool(self._ejections or self._rejections)
 
     def began(self, pair: Pair, requester: Requester, now: float) -> tuple[EjectionKey, ...]:
-        """Record the start of a request, and return the keys whose trial is this request.
+        """Record a request's start, and return the ejection keys whose trial it is.
 
         The caller must pass these keys to `ended` after the request.
         """
@@ -152,7 +152,7 @@ class Ejections:
         return changed
 
     def ejected(self, now: float) -> frozenset[EjectionKey]:
-        """Return the keys for whose requests the router prefers other nodes."""
+        """Return the pairs and requesters for which the router prefers other nodes."""
         return frozenset(key for key, ejection in self._ejections.items() if ejection.ejected(now))
 
     def changes_at(self, now: float) -> float:

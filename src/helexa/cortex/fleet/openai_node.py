@@ -102,7 +102,7 @@ class OpenAINode:
         return await _NodePoll(self._client, node, bearer).report()
 
     async def poll_load(self, node: Node, bearer: str | None = None) -> Report | None:
-        """Return a report with a node's number of requests; None if it is not reported."""
+        """Return a report with the number of requests per model; None if unknown."""
         if not node.models or any(info.harness != "vllm" for info in node.models.values()):
             return None
         health = await or_none(_NodePoll(self._client, node, bearer).vllm_load, node.models)

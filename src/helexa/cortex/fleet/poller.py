@@ -104,7 +104,7 @@ class Poller:
             await self.refresh_local(name)
 
     async def refresh_local(self, name: str, *, forced: bool = False) -> None:
-        """Request the models on a node's disks, at most once per `REFRESH_SECS`.
+        """Read the models on a node's disks, at most every `REFRESH_SECS` unless `forced`.
 
         Raises:
             NodeError: the request failed.

@@ -81,7 +81,7 @@ _ADVICE = {
 
 
 def advice(headers: Headers) -> bytes | None:
-    """Return the value of `X-Helexa-Advice` for a client in `_ADVICE`, else None."""
+    """Return the advice in `_ADVICE` for the client that sent `headers`, else None."""
     for header, value in headers:
         if header == b"user-agent":
             return _advice_for(value)

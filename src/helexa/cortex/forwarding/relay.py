@@ -160,8 +160,10 @@ async def forward_error(
 ) -> None:
     """Forward a node's error response, or raise `NoResponse` for a retry.
 
-    If the response to the client has already begun, or the error is not in OpenAI's format, raise the error.
-    The gateway logs the error's status and code. It does not log the message, which may quote the prompt.
+    `NoResponse` is raised if the node does not have the model or the model sleeps. Unless `last` is true, it is also
+    raised if the error is not about the request's content, or the node has rejected several requests in a row. All
+    other errors are forwarded, or raised as `ApiError` if the client's response has begun, or the error is not in
+    OpenAI's format or is about the gateway's own account. The message is not logged, because it may quote the prompt.
     """
     body = bytearray()
     # An endless error body must not fill the memory.

@@ -280,7 +280,7 @@ class BackendRequests:
 
         Raises:
             ApiError: 400: the request cannot be translated to the API of the backend.
-            UpstreamError: the connection to the backend failed.
+            UpstreamError, or a subclass: the connection to the backend failed.
         """
         known = knowledge = self._knowledge.of(url, model)
         for attempts_left in reversed(range(MAX_ATTEMPTS)):

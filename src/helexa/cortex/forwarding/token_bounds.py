@@ -53,7 +53,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Fields(msgspec.Struct):
-    """The fields of a body that the gateway reads, above all to bound its tokens."""
+    """The fields of a request body that the gateway reads, mainly to bound its tokens."""
 
     model: Any = None
     stream: Any = None
@@ -94,7 +94,7 @@ class TokenLimit(msgspec.Struct, frozen=True):
     def most_tokens(self, output: int, context: int | None) -> int:
         """Return the maximum number of tokens of all prompts and completions together.
 
-        `context` is the model's context length, or None if unknown.
+        `output` is the output limit of each completion. `context` is the model's context length, or None if unknown.
         """
         prompt = self.prompt
         if self.continues:

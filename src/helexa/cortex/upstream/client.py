@@ -79,7 +79,7 @@ class Upstream:
             repeatable: True if the request may be sent twice, as a GET request always may.
 
         Raises:
-            ConnectError: the connection was refused, or took longer than `CONNECT_TIMEOUT_SECS`.
+            ConnectError: the connection failed, or took longer than `connect_timeout_secs`.
             LocalConnectError: the gateway is out of file descriptors, ports or memory.
             IncompleteResponseError: the connection ended before the response began.
             ReadTimeoutError: no data arrived within a timeout.
@@ -173,7 +173,7 @@ async def connect(
         timeout_secs: maximum number of seconds to connect.
 
     Raises:
-        ConnectError: the connection was refused, or took longer than `timeout_secs`.
+        ConnectError: the connection failed, or took longer than `timeout_secs`.
         LocalConnectError: the gateway is out of file descriptors, ports or memory.
     """
     loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ class IncompleteResponseError(UpstreamError):
 
 
 class ReadTimeoutError(UpstreamError):
-    """On a connection, the node sent no data within a timeout.
+    """The node sent no data over the connection within a timeout.
 
     The node received the request and may still be working on it.
     """

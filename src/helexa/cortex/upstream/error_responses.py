@@ -203,7 +203,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _text(value: Any, depth: int = 0) -> str | None:
-    """Return the first text under one of `_TEXT_KEYS`, on one line; None if none."""
+    """Return the first text under a key of `_TEXT_KEYS` as one line; None without one."""
     if isinstance(value, str) and depth > 0:
         return " ".join(value.split())[:_MAX_MESSAGE_CHARS] or None
     if depth > _MAX_DEPTH:
