@@ -222,7 +222,7 @@ async def serve(config: CortexConfig, catalog: Catalog, path: Path | None = None
 
     Raises:
         ConfigError: an address cannot be bound.
-        HelexaError: the ledger cannot be opened.
+        HelexaError, or a subclass: the ledger cannot be opened.
     """
     descriptors = raise_descriptor_limit()
     metrics = Metrics()

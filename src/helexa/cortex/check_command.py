@@ -39,10 +39,7 @@ class Probed:
 
 
 async def _probe_nodes(nodes: Sequence[NeuronSection]) -> list[Probed]:
-    """Ask all nodes for their models concurrently.
-
-    If a node does not answer, the function waits a few seconds for the timeout.
-    """
+    """Probe all nodes concurrently, and return their results in the order of `nodes`."""
     with closing(Upstream()) as upstream:
         client = NodeClient(upstream)
         return await asyncio.gather(*(_probe_node(client, node) for node in nodes))

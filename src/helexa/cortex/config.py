@@ -172,7 +172,7 @@ def _or_unlimited(value: object) -> object:
 
 
 class TermsSection(config.Section):
-    """Allowed models, token budget and rate limits. See `Principal` for the fields.
+    """Allowed models, budget and limits of a key or user. See `Principal` for fields.
 
     The text `unlimited` removes a limit explicitly. A reload rejects a file from which a limit has disappeared, because
     the file may be incomplete.

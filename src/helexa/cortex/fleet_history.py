@@ -132,11 +132,11 @@ class History:
         return self._advance(self._clock())
 
     def report(self, by: By, limit: int) -> dict[str, Any]:
-        """Return the complete intervals as JSON, oldest first.
+        """Return the measurements of the complete intervals as JSON, oldest first.
 
-        The `limit` nodes or models with the most output tokens come first. If there are more, a last element with the
-        name None has the sums of the others. Values before the start of the gateway and of intervals
-        without a measurement are None.
+        `by` selects the fleet, nodes or models. The `limit` nodes or models with the most output tokens come first. If
+        there are more, a last element with the name None has the sums of the others. Values before the start of the
+        gateway and of intervals without a measurement are None.
         """
         self._count_finished()
         ranked = sorted(self._series[by].items(), key=lambda item: (-sum(item[1].tokens), item[0]))
@@ -146,7 +146,7 @@ class History:
         return {"interval_secs": INTERVAL_SECS, "end": self._current * INTERVAL_SECS, "by": by, "series": series}
 
     def _values(self, series: list[_Series]) -> dict[str, list[float | None]]:
-        """Return each field of the report with its sums over `series` per interval."""
+        """Return the report's fields for all `series` together, one value per interval."""
         tokens, waits, counted, queued, running = (
             self._sums(getattr(one, name) for one in series)
             for name in ("tokens", "first_token_ms", "first_tokens", "queued", "running")
@@ -166,7 +166,7 @@ class History:
         return {name: unknown + values[len(unknown) :] for name, values in fields.items()}
 
     def _sums(self, rings: Iterable[Ring]) -> list[float]:
-        """Return the sums of rings for all complete intervals, oldest first.
+        """Return the sum of the rings for each complete interval, oldest first.
 
         A sum without known values is NaN.
         """

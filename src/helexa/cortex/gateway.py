@@ -234,7 +234,7 @@ async def running(
         path: path of cortex.toml, which is reloaded when it changes. None if there is no file.
 
     Raises:
-        HelexaError: the database cannot be opened, or is in exclusive use by another gateway.
+        HelexaError, or a subclass: the database cannot be opened, or another gateway has exclusive use of it.
     """
     async with AsyncExitStack() as stack:
         database = await open_database(config.ledger.url.get_secret_value())

@@ -51,7 +51,7 @@ def is_allowed(host: str, port: int, patterns: Collection[str]) -> bool:
 
 
 def is_reachable(address: IpAddress, private_networks: Sequence[IpNetwork] = ()) -> bool:
-    """Return whether the image fetcher may connect to an IP address."""
+    """Return whether an IP address is public or in one of `private_networks`."""
     # The address must be on the public internet or in one of the private networks. For an IPv6 address that NAT64 or
     # IPv4 mapping derives from an IPv4 address, this rule applies to the IPv4 address. 6to4 and Teredo addresses are
     # never allowed, because they are tunnels to an embedded IPv4 address.

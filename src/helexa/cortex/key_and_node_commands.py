@@ -76,7 +76,7 @@ def _ledger_name(settings: CortexConfig) -> str:
 
 
 def parse_duration(text: str) -> int:
-    """Parse a duration in a command such as `15m`; return its number of seconds.
+    """Parse a duration such as `15m` in a command, and return its number of seconds.
 
     Raises:
         UsageError: the text is not a duration.
@@ -88,7 +88,7 @@ def parse_duration(text: str) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """Format `seconds` for a command as a duration such as `15m`."""
+    """Return `seconds`, rounded, as a duration such as `15m` for a command."""
     whole_seconds = round(seconds)
     unit = next((unit for unit, size in _UNITS.items() if whole_seconds and whole_seconds % size == 0), "s")
     return f"{whole_seconds // _UNITS[unit]}{unit}"

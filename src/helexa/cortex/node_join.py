@@ -92,7 +92,7 @@ class Joins:
         Raises:
             ApiError: 403 if the invitation is not valid or does not allow the name. 400 if the address is not allowed.
                 409 if the name or the address is in use. 422 if the node does not answer at the address, or does not
-                require the key. 429 after too many failures.
+                require the key `bearer`. 429 after too many failures of the client.
         """
         outcome = "limited"
         try:

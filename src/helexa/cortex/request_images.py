@@ -162,7 +162,7 @@ class PreparedBody:
 
 
 class ImagePreparation:
-    """Prepares the images of requests."""
+    """Checks the images of requests, and replaces image URLs by fetched images."""
 
     def __init__(self, settings: ImagesSection, body_workers: BodyWorkers, bodies: BodyBudget) -> None:
         self._settings = settings  # the limits, and the hosts from which images are fetched
@@ -178,7 +178,7 @@ class ImagePreparation:
     async def prepared(
         self, body: bytes, model: str, *, sees_images: bool | None, max_body_bytes: int
     ) -> AsyncIterator[PreparedBody]:
-        """Prepare the images of a body. At the end of the block, their memory is released.
+        """Yield the body with fetched images as data URLs; free their memory at the end.
 
         Args:
             sees_images: whether the model accepts images. None if unknown.

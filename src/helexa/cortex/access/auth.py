@@ -161,7 +161,7 @@ def shown_secret(headers: Headers, of_two: Callable[[bytes, bytes], bytes] | Non
 
 
 def allows(principal: Principal | None, model_id: str) -> bool:
-    """Return whether a principal may list and use the model with this id (no alias)."""
+    """Return whether a principal (None: anonymous) may list and use the model."""
     return principal is None or principal.models is None or model_id in principal.models
 
 

@@ -161,7 +161,7 @@ class _Terms(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the key request with the given values, by field name.
+        """Create the request from `fields`, its values by field name.
 
         Raises:
             ApiError: 400 if a value is invalid.

@@ -97,7 +97,7 @@ class RateLimitPermit:
         return [] if principal is None or usage is None else _headers(principal, usage)
 
     def spent(self, tokens: int) -> None:
-        """Replace the tokens of `hold_tokens` by the tokens that the request used."""
+        """Store the used tokens, which replace the held tokens when the block ends."""
         self._actual = tokens
 
     def answered(self) -> None:

@@ -41,8 +41,8 @@ class SignInLinks:
         """Accept a link's token, and return the digest of the key that signed it.
 
         Raises:
-            ApiError: 401 if the token is invalid, expired, used, or made for an earlier start of the gateway; 503 if
-                the gateway has accepted `MAX_LINKS` links recently.
+            ApiError: 401 if the token is invalid, expired, used, or made before the start of the gateway; 503 if the
+                gateway has accepted `MAX_LINKS` links that have not expired yet.
         """
         now_ms = int(self._clock() * 1000)
         content = _decoded(token)

@@ -99,7 +99,7 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
 
 
 def _all_parts(content: Any, field: str) -> list[Part]:
-    """Translate all of Anthropic's content blocks to parts of a chat message."""
+    """Translate the content blocks in `content` to parts of one chat message."""
     return [part for path, block in blocks(content, field) for part in parts(block, path)]
 
 

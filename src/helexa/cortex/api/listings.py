@@ -25,9 +25,9 @@ def model_list(
     created: int,
     progress: Callable[[str], Progress | None] = lambda _model: None,
 ) -> list[Entry]:
-    """Return the entries of `/v1/models`: models of all sources, then aliases.
+    """Return the entries of `/v1/models`: first all models, then the aliases.
 
-    An entry omits fields that have no known value.
+    Models come from the catalog, the nodes and the nodes' disks. An entry omits fields that have no known value.
 
     Args:
         created: value of the field `created` in every entry, in Unix seconds.

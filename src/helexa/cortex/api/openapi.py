@@ -73,7 +73,7 @@ def document() -> dict[str, Any]:
 
 
 def _operation_object(operation: Operation, schemas: dict[Any, Schema]) -> dict[str, Any]:
-    """Return an OpenAPI operation object (JSON)."""
+    """Return the OpenAPI object of `operation`. `schemas` has the schema of each type."""
     path = operation.route.partition(" ")[2]
     fields: dict[str, Any] = {
         "operationId": operation.id,

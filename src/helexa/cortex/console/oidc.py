@@ -56,7 +56,7 @@ class _Attempt:
 
     @classmethod
     def begin(cls, key: bytes) -> "_Attempt":
-        """Return a new attempt, which expires after `ATTEMPT_SECS`."""
+        """Return a new attempt, signed with `key`, which expires after `ATTEMPT_SECS`."""
         text = f"{int(time.time()) + ATTEMPT_SECS}.{secrets.token_urlsafe(24)}"
         return cls.of_state(key, f"{text}.{_code(key, 'state', text)}")
 

@@ -241,7 +241,7 @@ def set_cookie(response: Response, token: str, session: Session, *, secure: bool
 
 
 def _redeemed(request: Request, token: str | None) -> bytes:
-    """Accept a sign-in link's token; return the digest of its key."""
+    """Accept a sign-in link's token from this machine; return the digest of its key."""
     console: Console = request.app.state.console
     if not is_from_this_machine(request.scope):
         raise ApiError(

@@ -59,7 +59,7 @@ class Answer:
         logprobs: Sequence[Mapping[str, Any]] = (),
         done: bool = False,
     ) -> dict[str, Any]:
-        """Return one object of a stream, or a complete answer."""
+        """Return one JSON object of the response: a part of a stream, or a whole answer."""
         content: dict[str, Any] = {"role": "assistant", "content": text} if self._is_chat else {"response": text}
         if thinking:
             content["thinking"] = thinking

@@ -90,7 +90,7 @@ def _ignored_options(options: Options | None) -> list[str]:
 
 
 def _with_settings(body: Body, request: ChatRequest | GenerateRequest, variables: Body) -> Body:
-    """Return `body` with the fields that chat and text completion requests share."""
+    """Return `body` with template `variables` and the settings of an Ollama request."""
     if variables:
         body["chat_template_kwargs"] = variables
         if effort := variables.get("reasoning_effort"):

@@ -41,8 +41,7 @@ def public(endpoint: Endpoint) -> Endpoint:
 def user(endpoint: Endpoint) -> Endpoint:
     """Require a valid key for `endpoint`, if the setting `require_auth` is true.
 
-    The wrapper sets `request.state.principal` to the account and key of the request, or to None if it is
-    anonymous.
+    The wrapper sets `request.state.principal` to the account and key of the request, or to None if it is anonymous.
     """
     return _guard(endpoint, lambda gateway, headers: gateway.authenticator.admit(headers))
 

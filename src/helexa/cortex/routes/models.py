@@ -165,7 +165,7 @@ def _check_node(gateway: Gateway, name: str) -> None:
 
 
 async def get_explanation(request: Request) -> Response:
-    """`GET /api/explain`: respond with the decision for a request that arrives now.
+    """`GET /api/explain`: tell where a request for `model` would be sent now, and why.
 
     The query parameter `node` restricts the decision to one node. The parameter `without` excludes a node. With
     `for_load=true`, the decision is the one for a load by an administrator, who may load any model on the disks of
@@ -247,7 +247,7 @@ def _node_entry(snapshot: FleetSnapshot, node: Node) -> dict[str, Any]:
 
 
 class PullStream(Response):
-    """A stream of `progress` events, which ends with one event `done` or `error`.
+    """A stream of a download's `progress` events; the last event is `done` or `error`.
 
     If the client disconnects, the download continues. Subclasses have other formats.
     """

@@ -7,7 +7,8 @@ import { toast } from "./ui.js";
 
 // Return the panes that run, as {index: true}, and functions with the index of a pane: `run` asks for an answer to a list
 // of turns, `retry` asks again for the answer `at`, `edit` asks again with another text of the message `at`,
-// `answerCalls` sends the results of tool calls, `stop` ends the answer, `stopAll` ends all answers. The functions never change.
+// `answerCalls` sends the results of tool calls, `stop` ends the answer, `stopAll` ends all answers. Every call of
+// `useAnswers` returns the same function objects.
 export function useAnswers(panes, setPanes, bodyFor) {
   const [running, setRunning] = useState({});
   const controllers = useRef(new Map());

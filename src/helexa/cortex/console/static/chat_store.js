@@ -101,7 +101,7 @@ export function deleteChat(account, id) {
   storage()?.removeItem(keyOf(account, id));
 }
 
-// Call `changed` when another tab changes the chats of an account. Returns a function that ends it.
+// Call `changed` when another tab changes the chats of an account. Returns a function that ends these calls.
 export function onOtherTab(account, changed) {
   const listener = (event) => {
     if (event.key === null || isKeyOf(account, event.key)) changed();

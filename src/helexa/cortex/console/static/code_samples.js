@@ -1,4 +1,4 @@
-// The same request as a program: curl, and Python with OpenAI's library.
+// The playground's request as a program: curl, and Python with OpenAI's library.
 
 const KEY = "HELEXA_API_KEY";
 
