@@ -142,7 +142,7 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
             return
         except ProviderError as error:
             if current.answer.begun:
-                raise  # the user has seen the beginning, and a new response would begin differently
+                raise  # no retry, because the user has already seen the beginning of this response
             if error.kind == "context_limit" and overflows < MAX_OVERFLOWS:
                 overflows += 1
                 # `learn` stores the context size that the error states, and the next request fits this size. If the

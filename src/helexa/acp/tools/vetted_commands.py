@@ -55,8 +55,8 @@ The commands show files that usually contain secrets as binary files, without th
 """
 
 _MAX_SHOWN_BYTES = 1 << 16
-# Mode of a submodule in the index. Other data can contain these bytes by chance. The line then is not vetted, so the
-# user is asked.
+# Mode of a submodule in the file `index` of git. If other data contains these bytes by chance, the command line is not
+# vetted, and the user is asked.
 _GITLINK = b"\0\0\xe0\0"
 # Entries of `.git` that git commands with the environment `HARDENED` do not read. They are not searched for links,
 # because they are large or are often links themselves.
@@ -159,7 +159,7 @@ def _is_harmless(config: bytes) -> bool:
 
 
 _WORD = re.compile(r"(?:[A-Za-z0-9_./:@%+,^-]|(?<=[A-Za-z0-9])[=~])+")
-# `-g`: git also accepts `TAG-COUNT-gID`, the output of `git describe`, as the name of an object.
+# The pattern has `-g`, because git accepts `TAG-COUNT-gID`, the output of `git describe`, as the name of an object.
 _OBJECT_ID = re.compile(r"(^|\.\.|\^|-g)[0-9A-Fa-f]{4,}($|\.\.|[\^~:@])")
 _NUMBER = r"-n?\d+|-n"
 _DIFF = (
