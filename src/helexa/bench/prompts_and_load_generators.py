@@ -138,10 +138,10 @@ Its argument is the time at which the request is scheduled, or None.
 Arrivals = Literal["poisson", "constant"]
 _MAX_IN_FLIGHT = 2048
 _LOOK_AFTER = 20  # minimum number of values from which a trend is computed
-_SURE = 3.3  # a slope counts as a trend from this number of standard errors on; wrong in about 1 of 1000 tests
+_SURE = 3.3  # a slope above this number of standard errors counts as a trend; wrong in about 1 of 1000 tests
 _SHED_SHARE = 0.05
 _LATER = 1.5
-_STUCK_SHARE = 0.2  # growth of the number of requests in flight, per arrival
+_STUCK_SHARE = 0.2  # saturation: the number of requests in flight grows by more than this number per arrival
 _PAUSE_AFTER_FAILURE_SECS = 0.25
 
 

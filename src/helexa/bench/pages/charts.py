@@ -78,7 +78,7 @@ def _changes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
     """Return a vertical mark for each new minor version."""
-    # Return no marks if there would be more than 40.
+    # More than 40 marks would make the chart unreadable, so none are returned then.
     charts: list[Chart] = []
     previous = None
     for place, point in zip(places, series.points, strict=True):

@@ -117,7 +117,7 @@ def _with_pareto(point: CapacityPoint, points: list[CapacityPoint]) -> CapacityP
         and other.output_tps is not None
         and other.decode_tps >= (own[0] or 0)
         and other.output_tps >= (own[1] or 0)
-        and (other.decode_tps, other.output_tps) != own  # equal points do not beat each other
+        and (other.decode_tps, other.output_tps) != own  # a point with equal rates does not beat this point
         for other in points
     )
     return replace(point, pareto=not beaten)
