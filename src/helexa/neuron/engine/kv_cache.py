@@ -275,9 +275,9 @@ class StatePool:
         return slot
 
     def unpin(self, slot: int) -> None:
-        """Remove one pin of `slot`, whose copy is in a step's plan or no longer needed.
+        """Remove one pin of `slot`, once the copy from it is planned or no longer needed.
 
-        Later steps, and snapshots that the step of the copy saves, may then overwrite the slot.
+        Later steps, and snapshots that the same step saves after the copy, may then overwrite the slot.
         """
         assert self._pins[slot] > 0, "a snapshot slot was unpinned twice"
         self._pins[slot] -= 1

@@ -383,7 +383,10 @@ class RecordReader:
         threading.Thread(target=self._run, args=(disk,), name="prefix-reader", daemon=True).start()
 
     def request(self, sequence_id: int | None, keys: list[tuple[bytes, int]]) -> None:
-        """Queue reads for a sequence (None: a measurement): pairs (key, pages up to it)."""
+        """Queue the reads of `keys`: pairs (key, number of pages up to this record).
+
+        If `sequence_id` is None, the reads only measure the speed of the disk.
+        """
         self._requests.put((sequence_id, keys))
 
     def close(self) -> None:

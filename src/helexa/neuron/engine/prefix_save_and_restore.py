@@ -41,7 +41,7 @@ from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
 
-_LEAST_PAGES = 2  # minimum number of pages to read from disk, because fewer pages are computed about as fast
+_LEAST_PAGES = 2  # minimum number of pages to read from disk, because fewer pages are computed as fast as they are read
 _PAGES_BESIDE_STEPS = 2  # pages that are copied between two steps, in each direction
 _PAGES_WHILE_IDLE = 16
 # Maximum size of the copies that wait for the disk. The records that wait for the KV cache may take as much again.
@@ -209,7 +209,7 @@ class PrefixStore:
         return ready
 
     def _release(self, sequence: Sequence) -> Sequence:
-        """Remove `sequence` from the waiting sequences, and return it to be started."""
+        """Remove `sequence` from the sequences that wait for pages, and return it."""
         del self._held[sequence.id]
         self._stale.discard(sequence.id)
         self._touch(sequence.chain[1:])
@@ -283,7 +283,7 @@ class PrefixStore:
         self._theirs.close()
 
     def _note(self, sequence: Sequence) -> None:
-        """Queue pages and snapshots to save, of a sequence that ends or is preempted."""
+        """Queue the pages of a sequence that ends or is preempted, to save them to disk."""
         chain = sequence.chain
         last = min(sequence.computed // self._pages.page_size, len(chain) - 1)
         if last < _LEAST_PAGES or not self._accepts:

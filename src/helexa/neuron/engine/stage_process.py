@@ -192,10 +192,7 @@ class _EngineExchange:
 
 
 def _receive(connection: socket.socket, kind: Any) -> Any:
-    """Wait for the next message of the node process and return it.
-
-    The node process sends one message at the start, then one reply to each request.
-    """
+    """Return the next message of the node process, which sends one message at a time."""
     decoder = FrameDecoder(kind)
     while data := connection.recv(1 << 16):
         for message in decoder.feed(data):

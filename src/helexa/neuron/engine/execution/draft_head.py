@@ -114,7 +114,7 @@ class HeadModel(DraftModel):
             self._logit_of[self._targets] = np.arange(self._logits)
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return `TAIL`; 0 if `plan` has more sequences than contexts, or `gate` rests."""
+        """Return how many last prompt tokens need kept states: `TAIL`, or 0 for no drafts."""
         return TAIL if len(plan) <= len(self._owners) and not gate.rests else 0
 
     def keep(self, plan: Plan, states: Float32 | None, tail: int, gate: DraftGate) -> None:

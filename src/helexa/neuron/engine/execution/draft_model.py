@@ -62,7 +62,7 @@ class DraftModel:
         self._vocab_size = vocab_size
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return of how many last prompt tokens the step must keep hidden states.
+        """Return how many last tokens of each prompt need their hidden states kept.
 
         0 keeps no hidden states at all. Draft models need none, so only draft heads override this method.
         """

@@ -29,7 +29,7 @@ _MOST_SNAPSHOTS = 4096
 
 
 def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequest:
-    """Return the request for a model with the sizes of `estimate`."""
+    """Return a model's memory request, from its estimate and the options."""
     free, limit = free_memory(ops.device, options), options.memory_limit_mb * 2**20
     available = usable_memory(ops.device, options)
     context = min(options.context_length or estimate.context, estimate.context)
@@ -114,7 +114,7 @@ def free_memory(device: Device, options: EngineOptions) -> int:
 
 
 def least_free(own: int, devices: Sequence[str], readings: "Sequence[DeviceHealth]") -> int:
-    """Return the minimum of `own`, this process's free bytes, and of all `devices`.
+    """Return the least free bytes of this process's device (`own`) and of `devices`.
 
     Args:
         readings: memory use of the devices that respond.

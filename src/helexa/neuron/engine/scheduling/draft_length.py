@@ -278,7 +278,7 @@ class DraftGate:
         return self._rest > 0
 
     def choose(self, candidates: Collection[Candidate], rows: int) -> tuple[int, list[ModelDrafter]]:
-        """Return the drafts per sequence, and the drafters that draft; (0, []) for none.
+        """Return the number of drafts per sequence, and the drafters; (0, []) for none.
 
         Args:
             candidates: the sequences that may draft.

@@ -102,7 +102,7 @@ class Memory:
         return matched
 
     def room(self, running: Iterable[Sequence]) -> int:
-        """Return the free pages, minus those that `running` still need for their tokens."""
+        """Return how many free pages `running` sequences do not need for their tokens."""
         # `grow` does not change this number, because it only allocates pages that are subtracted here.
         return self._pages.free - sum(max(self._needed(other) - len(other.pages), 0) for other in running)
 

@@ -149,7 +149,7 @@ class StepLimits:
         return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
 
     def widen(self, chunked: Sequence, tokens: int) -> None:
-        """Raise `heavy_tokens` to `tokens`, unless `chunked` is of a principal in `heavy`.
+        """Let `heavy_tokens` be at least `tokens`, if `chunked` is of no heavy principal.
 
         Args:
             chunked: a prompt of which only a chunk fits into the step.
@@ -235,8 +235,8 @@ class StepController:
         fair_rows = lightest * len(sequence_counts)
         heavy = self._heavy = frozenset(principal for principal, count in sequence_counts.items() if count > lightest)
         fair_seconds = self._fair_seconds = self._cost.decode(fair_rows) if self._cost.knows_rows else None
-        # This step is a fair step: it has the same number of rows for each principal. It is due at fixed intervals, so
-        # that its duration is measured, and after steps with excess time, to compensate this time.
+        # In a fair step, each principal has the same number of rows. Fair steps are due at fixed intervals, so that
+        # their duration is measured, and after steps with excess time, to compensate this time.
         if self._step % _FAIR_STEP_EVERY == 0 or self._overrun > 0:
             return StepLimits(fair_rows, heavy)
         light_step = self._step % _LIGHT_STEP_EVERY == 0
