@@ -87,7 +87,7 @@ class Loader:
         return weight
 
     def input_block(self, key: str, inputs: int) -> int:
-        """Return the number of adjacent columns that must stay on one rank.
+        """Return how many adjacent columns of a matrix must stay on one rank.
 
         Args:
             key: name of the matrix in the checkpoint, with the suffix `#7` for matrix 7 of a stack.
@@ -359,7 +359,7 @@ class Loader:
         return self.gather_outputs(lambda x: self.ops.soft_cap(product(x), cap, suppression), shares)
 
     def _suppress(self, tokens: Sequence[int], bias: Tensor | None, width: int) -> Tensor | None:
-        """Return `bias` [width] with low numbers for `tokens`; None if both are missing."""
+        """Return `bias` [width], very low for `tokens`; None without bias and tokens."""
         if not tokens:
             return bias
         lowered = tensors.zeros(width, device=self.ops.device) if bias is None else bias

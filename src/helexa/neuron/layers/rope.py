@@ -161,8 +161,8 @@ def _axes(settings: Mapping[str, Any], half: int) -> Tensor:
         raise ModelFileError(f"config: 'mrope_section' is {sections}, expected three counts that add up to {half}")
     if not settings.get("mrope_interleaved"):
         return tensors.arange(3).repeat_interleave(tensors.tensor(sections))
-    # The axes alternate: time, height, width, time, and so on. When height or width has all its frequencies, its later
-    # places go to time.
+    # The axes alternate: time, height, width, time, and so on. When height or width has all of its frequencies, time
+    # gets the remaining places of this axis.
     axes = tensors.zeros(half, dtype=tensors.int64)
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : 3] = axis

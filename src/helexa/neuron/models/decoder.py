@@ -241,7 +241,7 @@ class Decoder:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits [S, vocabulary] of S normalized hidden states [S, hidden]."""
-        # Later stages of a pipeline have no output head.
+        # Later stages of a pipeline have no output head, so they return the hidden states unchanged.
         return self._head(hidden) if self.loader.stage.is_first else hidden
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:

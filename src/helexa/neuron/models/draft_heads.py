@@ -189,7 +189,7 @@ class EagleHead(DraftHead, Llama):
         "num_hidden_layers": (1,),
         **dict.fromkeys(_EAGLE_FLAGS, (None, False)),
     }
-    # The head uses the embedding of its model. `read_head` reads `d2t` if it is needed. `t2d` follows from `d2t`.
+    # The head uses the embedding of its model. `read_head` reads `d2t`. `t2d` follows from `d2t`.
     unneeded = r"model\.embed_tokens\.weight|d2t|t2d"
 
     @classmethod
@@ -306,7 +306,7 @@ class EagleHead(DraftHead, Llama):
         hidden, delta = self._layer(self.embed(batch.tokens), states, caches[0], Step(batch), batch.sample_rows)
         normed = self._norm(hidden, delta)
         if self.kept is not None:
-            self.kept.keep_output(hidden)  # not normalized; `_norm` has added `delta` to it
+            self.kept.keep_output(hidden)  # not normalized; `_norm` has added `delta` to `hidden`
         return normed
 
 

@@ -227,7 +227,7 @@ class Gemma4(Gemma3):
         )
 
     def layer_inputs(self, batch: Batch, hidden: Tensor) -> Tensor | None:
-        """Return the per-layer embeddings of all layers; None without them."""
+        """Return the per-layer embeddings of all layers; None if the model has none."""
         if self._layer_inputs is None:
             return None
         tokens = batch.tokens

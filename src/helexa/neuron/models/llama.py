@@ -63,7 +63,7 @@ class Llama(Decoder):
         self._require_stated_biases("mlp_bias", _MLP_BIAS)
 
     def _require_stated_biases(self, setting: str, names: re.Pattern[str]) -> None:
-        """Check that tensors match `names` if and only if `setting`, if stated, is true."""
+        """Check that the checkpoint has biases `names` if and only if `setting` is true."""
         stated = self.settings.config.get(setting)
         # Without the setting, the loader reads biases if the checkpoint has them.
         if stated is None:

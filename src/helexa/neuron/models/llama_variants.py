@@ -81,7 +81,7 @@ class Ministral3(Mistral):
     types = ("full_attention", "sliding_attention")
 
     def temperature(self) -> QueryTemperature:
-        """Return the factor of each query by its position, from the RoPE settings."""
+        """Return the position-dependent factor on queries, from the RoPE settings."""
         # The factor keeps attention sharp in long contexts.
         return query_temperature(self.rope_settings(self.settings.config))
 

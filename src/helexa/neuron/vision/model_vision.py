@@ -154,7 +154,7 @@ def _tiles(layout: ImageLayout) -> str:
 
 
 def _rows(layout: ImageLayout) -> str:
-    """Return the text of an image of Pixtral: rows with marks between them."""
+    """Return Pixtral's text for an image: one `[IMG]` and one mark per row of tokens."""
     return "[IMG][IMG_BREAK]" * (layout.rows - 1) + "[IMG][IMG_END]"
 
 

@@ -55,7 +55,7 @@ class PreparedImage:
 def prepare(
     data: bytes, processor: ImageProcessor, limits: ImageLimits, max_tokens: int, allocate: Allocate
 ) -> PreparedImage:
-    """Decode and resize an image with the chosen processor; return its patches.
+    """Decode and resize an image with `processor`; return the image's patches.
 
     Args:
         max_tokens: maximum number of tokens of the image. If the model's minimum number of tokens per image is larger,

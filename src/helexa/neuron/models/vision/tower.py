@@ -21,8 +21,8 @@ class ImageFeatures(NamedTuple):
 
     # float32 [T, H], the embeddings of the T tokens of the image. H is the hidden size of the text model.
     embeddings: Tensor
-    # Tensors of the same shape. The first tensor is added to the hidden states of the image's tokens after the first
-    # decoder layer, the second tensor after the second decoder layer, and so on.
+    # Tensors with the shape of `embeddings`. The first tensor is added to the hidden states of the image's tokens after
+    # the first decoder layer, the second tensor after the second decoder layer, and so on.
     deepstack: tuple[Tensor, ...] = ()
 
     def clone(self) -> "ImageFeatures":
