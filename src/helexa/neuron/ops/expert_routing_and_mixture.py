@@ -21,7 +21,7 @@ SMALLEST_TOTAL = 1e-20
 
 @dataclass(frozen=True)
 class BestGroups:
-    """Restriction of each row's choice to the experts of its best groups.
+    """Restriction of a row's choice of experts to the row's best groups of experts.
 
     The E experts form `count` groups of consecutive experts. A group's rank is the sum of the `summed` largest ranks of
     its experts (see `Routing`).

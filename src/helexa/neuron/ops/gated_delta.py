@@ -174,7 +174,7 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state:
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the gated delta rule token by token."""
+    """Apply the gated delta rule token by token (for the arguments, see the module)."""
     q, k, v, decay, beta = _by_head(q, k, v, wide(g, g.device).exp(), beta)  # [B * Hv, T, width]
     flat = state.view(-1, *state.shape[2:])
     out = tensors.empty_like(v)
@@ -188,7 +188,7 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the gated delta rule in chunks of 64 tokens.
+    """Apply the gated delta rule in chunks of 64 tokens (arguments: see the module).
 
     Token i of a chunk adds the outer product of k_i and d_i to the state. The vectors d_i are the solution of a
     triangular system of equations, where S is the state before the chunk:

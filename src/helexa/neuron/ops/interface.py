@@ -220,7 +220,7 @@ class Ops(DenseOps):
         return Mixture(routing, gate_ups, downs, clamp, gate, gather)
 
     def state_bytes(self, sizes: DeltaSizes | ConvSizes | ScanSizes) -> int:
-        """Return the bytes of one sequence's recurrent state in a layer of these sizes."""
+        """Return the bytes of one sequence's recurrent state in a layer with `sizes`."""
         return sizes.state_bytes
 
     @abstractmethod

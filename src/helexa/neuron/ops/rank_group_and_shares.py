@@ -155,7 +155,7 @@ class HeadShares:
             raise ModelFileError(
                 f"{heads} attention heads cannot be divided among {ranks} ranks", advice="set a smaller tensor_parallel"
             )
-        # The ranks are divided among the KV heads. The query heads of a KV head are divided among its ranks.
+        # The ranks are divided among the KV heads. The ranks of a KV head divide its query heads.
         ranges: list[RowRange] = []
         own = RowRange(0, 0, kv_heads)
         for head, sharing in enumerate(Shares.split(ranks, kv_heads, 0).ranges):
@@ -229,9 +229,9 @@ class SharedMemory:
         return create_shared("helexa-ranks", _SIZE)
 
     def stack(self, x: Tensor) -> Tensor:
-        """Raise NotImplementedError, because the native kernels exchange results."""
+        """Raise NotImplementedError: native kernels exchange results without this method."""
         raise NotImplementedError
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Raise NotImplementedError, because the native kernels exchange results."""
+        """Raise NotImplementedError: native kernels exchange results without this method."""
         raise NotImplementedError

@@ -156,7 +156,7 @@ def scan(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor:
 
 
 def recurrent(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor:
-    """Apply the scan token by token."""
+    """Apply the scan token by token (for the arguments, see the module)."""
     x, b, c, decay = _by_head(x, b, c, wide(g, g.device).exp().float())
     flat = state.view(-1, *state.shape[2:])
     out = tensors.empty_like(x)
@@ -168,7 +168,7 @@ def recurrent(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tens
 
 
 def chunked(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor:
-    """Apply the state-space scan in chunks of 64 tokens.
+    """Apply the state-space scan in chunks of 64 tokens (arguments: see the module).
 
     The result of token i of a chunk is a sum over the tokens j of the chunk and the state S before the chunk:
 

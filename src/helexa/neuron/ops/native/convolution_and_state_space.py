@@ -23,7 +23,7 @@ class SpanList:
         self.spans = tensors.zeros(0, 5, dtype=tensors.int64)
 
     def lay(self, batch: Batch) -> None:
-        """Replace the contents of both tensors with the spans of `batch`."""
+        """Replace the contents of `count` and `spans` with the spans of `batch`."""
         spans = batch.span_list
         if not len(self.spans):
             # allocated only once, because all batches have the same capacity

@@ -35,7 +35,7 @@ class NativeDelta:
 
     @staticmethod
     def fits(sizes: DeltaSizes) -> bool:
-        """Return whether the kernels support heads of these sizes."""
+        """Return whether the kernels support the head widths in `sizes`."""
         return sizes.key_dim % LANES == 0 and sizes.value_dim % LANES == 0 and sizes.key_dim <= MAX_DIM
 
     def new_cache(self, slots: int) -> MatrixCache:

@@ -389,7 +389,7 @@ class NativeOps(Ops):
         return self._attention.new_cache(kv_heads, pages, head_dim, values)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        # This works only within a forward pass that `run` executes, because `run` computes the work list for the batch
+        # `attend` works only in a forward pass that `run` executes, because `run` computes the work list for the batch
         # (see `AttentionPlan`).
         return self._attention.attend(queries, cache, batch, kind, sampled=False)
 

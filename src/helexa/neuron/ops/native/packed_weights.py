@@ -73,7 +73,7 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
 
 
 def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
-    """Return the bytes of the matrix that `pack` returns; works on the meta device."""
+    """Return the bytes of the matrix from `pack`; `weight` may be on the meta device."""
     return library.packed_bytes(_numbered(library, weight)[1], *weight.shape)
 
 

@@ -266,7 +266,7 @@ class MappedWeights:
             _log.info("packed weights stay in small pages; the system has no huge pages or no MREMAP_DONTUNMAP")
 
     def move(self) -> bool:
-        """Move the weights that fill whole huge pages; return whether this succeeded."""
+        """Move the weights that fill whole huge pages; return whether the move succeeded."""
         copies = mmap.mmap(-1, _PART + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if not prefer_page_size(copies, huge=True):
             return False

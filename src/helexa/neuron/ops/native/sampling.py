@@ -15,7 +15,7 @@ def sample(
     """Sample a token (int64) for each row, or for each row in `masks` if given."""
     adjustments, count = sampling.adjustments, logits.shape[0] if masks is None else len(masks)
     adjusted = len(adjustments.tokens) > 0
-    # This memory does not belong to the workspace, because the graph of the next step, which overwrites the workspace,
+    # `out` does not belong to the workspace, because the graph of the next step, which overwrites the workspace,
     # may run before the engine reads these tokens.
     out = tensors.empty(count, dtype=tensors.int64)
     stacked = None if masks is None else np.stack(list(masks.values()))

@@ -84,7 +84,7 @@ class DeltaRule:
         """Write the last inputs of spans of several rows to their ring buffers."""
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
         # This is a separate kernel, because all programs of the previous kernels must first have read the inputs that
-        # it overwrites.
+        # this kernel overwrites.
         launch(
             _store_input_rows,
             (triton.cdiv(sizes.mixed, _COLUMNS), spans),

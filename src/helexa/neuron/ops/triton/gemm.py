@@ -49,7 +49,7 @@ class Blocks:
 
 
 def on_tensor_cores(dtype: torch.dtype, gpu: GpuProperties) -> bool:
-    """Return whether Triton multiplies this dtype on this GPU's tensor cores."""
+    """Return whether Triton multiplies `dtype` on the tensor cores of `gpu`."""
     return dtype.itemsize == 2 and gpu.tensor_cores
 
 

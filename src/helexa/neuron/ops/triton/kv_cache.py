@@ -52,7 +52,7 @@ class Paged:
 
     @classmethod
     def from_cache(cls, cache: Tensor) -> "Paged":
-        """Return a cache with its strides.
+        """Return `cache` with the strides that follow from its shape.
 
         A cache with three dimensions is an 8-bit cache. Other caches have the layout of `ReferenceOps`.
         """
@@ -242,7 +242,7 @@ def _weighted(
 ):
     """Return x times `scale` (1 / rms of each head), and times the norm's weight.
 
-    Values have no weight, and stay unchanged without `NORM_VALUES`.
+    Value heads have no weight, and stay unchanged if `NORM_VALUES` is False.
     """
     query_weight = tl.load(query_norm + columns, columns < end, 0.0)[None, :]
     key_weight = tl.load(key_norm + columns, columns < end, 0.0)[None, :]
