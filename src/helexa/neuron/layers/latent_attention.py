@@ -98,7 +98,7 @@ class LatentAttention:
 def _head_projections(
     loader: Loader, prefix: str, sizes: LatentSizes, own: RowRange
 ) -> tuple[HeadLinearOp, HeadLinearOp]:
-    """Return two operators per head: query to latent space, and latent to value."""
+    """Return two per-head operators: query to latent space, and latent to value."""
     heads, rank, plain, value = own.total, sizes.rank, sizes.plain, sizes.value
     numbers, to_latent, to_values = range(own.start, own.stop), f"{prefix}.k_b_proj.weight", f"{prefix}.v_b_proj.weight"
     # GGUF files have a tensor for keys, [heads, L, plain], and one for values, [heads, value, L]. Safetensors files

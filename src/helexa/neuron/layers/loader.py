@@ -375,7 +375,7 @@ def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) ->
 
 
 def own_part(shape: tuple[int, ...], ranges: Sequence[RowRange], columns: RowRange | None = None) -> tuple[int, ...]:
-    """Return the shape of the part that a loader reads of a tensor of shape `shape`."""
+    """Return the shape of the part `ranges` x `columns` of a tensor of shape `shape`."""
     if not shape:
         return ()
     rows = sum(map(len, ranges)) if ranges else shape[0]

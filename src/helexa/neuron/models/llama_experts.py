@@ -52,7 +52,7 @@ class Ernie45Moe(WithExperts):
         return (index + 1) % self.settings.positive("moe_layer_interval") == 0
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the routing rule, whose bias is [1, experts] in the checkpoint."""
+        """Return the routing rule, with the bias from a tensor [1, experts]."""
         bias = self.loader.plain(f"{prefix}.moe_statics.e_score_correction_bias", (1, count))
         return Routing(top_k, "normalized", bias=bias.view(count))
 

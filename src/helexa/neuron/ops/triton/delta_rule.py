@@ -81,7 +81,7 @@ class DeltaRule:
         return out if rows is None else out[rows]
 
     def _store_inputs(self, mixed: Tensor, cache: MatrixCache, batch: Batch) -> None:
-        """Write the last inputs of spans of several rows to their ring buffers."""
+        """Write the last inputs of spans of several rows to the sequences' ring buffers."""
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
         # This is a separate kernel, because all programs of the previous kernels must first have read the inputs that
         # this kernel overwrites.
