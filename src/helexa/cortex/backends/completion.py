@@ -68,9 +68,9 @@ def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _cached(usage: dict[str, Any]) -> int | None:
-    """Return the number of cached tokens; None if unknown.
+    """Return the number of cached tokens that OpenAI's field does not have; else None.
 
-    The result is also None if the number is in `prompt_tokens_details`, where OpenAI's chat API has it.
+    If OpenAI's field `prompt_tokens_details` has the number, the result is None, because nothing must be converted.
     """
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict) and details.get("cached_tokens") is not None:

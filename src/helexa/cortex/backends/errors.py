@@ -55,7 +55,7 @@ def failed_answer(reason: Any) -> ApiError:
 
 
 def _error(error: Any) -> ApiError:
-    """Return the `ApiError` for an error object or text."""
+    """Return a backend's error, which is an object or a text, as `ApiError`."""
     fields = error if isinstance(error, dict) else {}
     code, kind = fields.get("code"), fields.get("type")
     if type(code) is not int:

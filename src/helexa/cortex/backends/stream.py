@@ -146,7 +146,7 @@ class BackendStream:
             yield from self._read_part(part, head, _Origin(chunk, data) if len(parts) == 1 else None)
 
     def _read_part(self, part: Json, head: Json, origin: "_Origin | None") -> Iterator[bytes]:
-        """Convert one choice of a chunk to a separate chunk."""
+        """Yield one choice as a separate chunk; hold it back if it has a finish reason."""
         index = part["index"] if type(part.get("index")) is int else 0
         choice = self._choice(index)
         if self._chat:
@@ -194,7 +194,7 @@ class BackendStream:
         return head
 
     def _end(self) -> Iterator[bytes]:
-        """Return the chunks that were held back, and `[DONE]`."""
+        """Yield the held-back chunks and `[DONE]`; raise ApiError if a reason is missing."""
         if not self._choices or any(choice.reason is None for choice in self._choices.values()):
             # Without a finish reason, the answer is incomplete even if `[DONE]` follows: llama-cpp-python sends
             # `[DONE]` after an interrupted answer, too.

@@ -58,7 +58,7 @@ def may_retry(outcomes: Sequence[Outcome]) -> bool:
 
 
 def no_connection(error: UpstreamError, node: str) -> NoResponse:
-    """Return the failure of an attempt in which the connection to a node failed."""
+    """Return the `NoResponse` for a connection to `node` that failed with `error`."""
     if isinstance(error, ReadTimeoutError):
         return NoResponse(reason(error), "silent", timed_out(node))
     return NoResponse(reason(error), "unreached" if isinstance(error, ConnectError) else "broken", unreachable(node))
