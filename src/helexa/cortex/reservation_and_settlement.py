@@ -185,7 +185,7 @@ class Settlement:
         await self._reservation.release()
 
     def _with_estimates(self, usage: Usage) -> Usage:
-        """Return `usage`, with estimates if a third-party backend reported counts of 0."""
+        """Return `usage`, with estimates for counts of 0 from a third-party backend."""
         record = self._record
         if record.target is None or record.target.kind == "neuron":
             return usage

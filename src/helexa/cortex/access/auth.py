@@ -172,7 +172,7 @@ def authorize(principal: Principal | None, model_id: str, name: str) -> None:
         model_id: id of the requested model. The caller has resolved an alias in the request.
         name: the model name in the request, possibly an alias; used in the error message.
     """
-    # Unknown models get the same error, so that clients cannot find out which other models exist.
+    # A model that does not exist gives this error, too, so that clients cannot find out which other models exist.
     if not allows(principal, model_id):
         raise ApiError(
             403,

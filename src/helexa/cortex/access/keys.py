@@ -27,7 +27,7 @@ _MAX_INTEGER = 2**53  # larger integers are not exact in JSON
 class Window:
     """Period in which a key's token cap counts tokens."""
 
-    # `balance` counts all tokens that were ever used. `rolling` counts the tokens of one window after another.
+    # `balance` counts all tokens that were ever used. `rolling` counts from 0 again in each new window.
     kind: Literal["balance", "rolling"] = "balance"
     seconds: int = 0  # length of a rolling window; 0 for a balance
 

@@ -416,7 +416,7 @@ class Fleet:
         return node if section.cordoned == previous_section.cordoned else replace(node, cordoned=section.cordoned)
 
     def _update_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
-        """Update the times of loads and uses, after a poll that began at `began`."""
+        """Update the times of loads and uses from `models`, polled at the time `began`."""
         for model, info in models.items():
             is_new = model not in node.models or node.models[model].status in _NOT_LOADED
             if info.status == "sleeping" and self._loaded_at.get((node.name, model), began) < began:

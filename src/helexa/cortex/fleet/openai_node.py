@@ -88,7 +88,7 @@ Known = Mapping[str, ModelInfo]
 
 
 class OpenAINode:
-    """Polls nodes of kind `openai`. The results of earlier polls are in the `Node`."""
+    """Polls nodes of kind `openai`. Earlier results come from the polled `Node`."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client

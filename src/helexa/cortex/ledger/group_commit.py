@@ -389,7 +389,7 @@ class GroupCommit:
     async def _retry_until_done(
         self, work: Callable[[], Awaitable[T]], batch: _Batch, retried: type[Exception] = Exception
     ) -> T:
-        """Retry `work` until it succeeds.
+        """Repeat `work` until it succeeds, and return its result.
 
         When an attempt fails, all waiting reservations are rejected. After `_SETTLE_TIMEOUT_SECS` of failures, the
         callers that wait for settlements are woken, and the settlements are written later.

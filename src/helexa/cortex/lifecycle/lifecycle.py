@@ -43,7 +43,7 @@ _UNLOAD_BACKOFF_SECS = 60.0
 
 ModelCallback = Callable[[str, str], None]  # callback that receives a model id and a node name
 
-PendingKey = tuple[str, str | None]  # model id, and the node that an administrator has chosen for the load
+PendingKey = tuple[str, str | None]  # model id, and the node that an administrator has chosen (None: no choice)
 
 
 class Lifecycle:

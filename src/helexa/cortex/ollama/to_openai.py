@@ -50,7 +50,7 @@ def chat_body(request: ChatRequest) -> Body:
 
 
 def _generate_body(request: GenerateRequest) -> Body:
-    """Return the chat request for `/api/generate` with the model's chat template.
+    """Return the chat request for `/api/generate` without `raw` and `suffix`.
 
     Raises:
         ApiError: 400 because the request sets `template` or `context`.
