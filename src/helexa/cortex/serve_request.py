@@ -143,7 +143,7 @@ async def find_loadable(gateway: Gateway, name: str) -> str:
 async def _forward(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, settle: Settle | None
 ) -> None:
-    """Forward the request to a node. After a failure, try others (see `may_retry`)."""
+    """Forward the request to a node; after a failure, to other nodes (`may_retry`)."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     record.affinity_key = key
     fleet_view, requester = gateway.fleet.view(), record.requester
@@ -242,7 +242,7 @@ def _widest_limit(view: FleetView, model: str) -> Limit | None:
 
     Return None if no node reports limits of the model.
     """
-    # A prompt that exceeds this context length cannot be served by any node.
+    # No node can serve a prompt that exceeds the context length of `widest`.
     widest: Limit | None = None
     for node in view.nodes:
         info = node.models.get(model)

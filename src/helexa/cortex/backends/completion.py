@@ -68,7 +68,7 @@ def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _cached(usage: dict[str, Any]) -> int | None:
-    """Return the number of cached tokens that OpenAI's field does not have; else None.
+    """Return the cached token count from a field other than OpenAI's, else None.
 
     If OpenAI's field `prompt_tokens_details` has the number, the result is None, because nothing must be converted.
     """

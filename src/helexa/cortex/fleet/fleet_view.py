@@ -172,11 +172,11 @@ class FleetView:
         return self.in_flight.get((node.name, model), 0) + node.other_requests.get(model, 0)
 
     def is_open(self, name: str, model: str, client: str) -> bool:
-        """Return whether a circuit breaker rejects the client's requests."""
+        """Return whether the node gets no requests of `client` for `model` (open breaker)."""
         return bool(self.open) and ((name, model, ANY) in self.open or (name, model, client) in self.open)
 
     def is_ejected(self, name: str, model: str, requester: Requester) -> bool:
-        """Return whether other nodes are preferred for this requester."""
+        """Return whether other nodes are preferred for the requester's requests."""
         if not self.ejected:
             return False
         pair = (name, model)

@@ -259,7 +259,7 @@ class GroupCommit:
         self._resolve(flushes)
 
     def _settle(self, closing: Closing, now: float) -> bool:
-        """Settle or release in memory; return whether the write-ahead log recorded it."""
+        """Apply `closing` in memory; return whether the write-ahead log recorded it."""
         if closing.applied:
             return False
         closing.applied = True
@@ -340,7 +340,7 @@ class GroupCommit:
         batch.uncovered, self._extending = {}, set()
 
     async def _write(self, batch: _Batch, now: float) -> None:
-        """Write a batch and wake its callers; if this fails, register this gateway again."""
+        """Write a batch and wake its callers; on failure, register this gateway again."""
         try:
             written = await self._write_batch(batch, now)
         except Exception:  # a bug that breaks this batch must not stop later batches

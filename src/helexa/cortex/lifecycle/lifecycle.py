@@ -237,7 +237,7 @@ class Lifecycle:
         return None
 
     def loads(self) -> LoadReport:
-        """Return the running, waiting and failed loads of this gateway."""
+        """Return the gateway's loads, recent failures, and unload times of idle models."""
         loads: dict[Pair, Progress] = {}
         for pending in self._pending.values():
             if pending.job is not None:

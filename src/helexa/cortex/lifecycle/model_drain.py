@@ -88,7 +88,7 @@ class Drains:
 
     @contextmanager
     def draining(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
-        """Return a context manager that starts a `Drain` and ends it on exit."""
+        """Return a context manager during which the model of `pair` drains: see `Drain`."""
         node = self.fleet.node(pair[0])
         memory_change = MemoryChange({})
         drain = Drain(self, pair, megabytes, memory_change)
