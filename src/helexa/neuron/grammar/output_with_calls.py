@@ -308,7 +308,7 @@ def _messages(
     if not may_message:
         return f"{reasoning} {called}"
     # In Muse Glimmer, text before a call may have the same header as an answer. If the answer must match `content`, no
-    # text is allowed before a call, because an answer that does not match `content` would pass as such text.
+    # text is allowed before a call, because an answer that does not match `content` would pass as text before a call.
     before = "" if content and messages.interim in messages.answer else messages.before_call(rules)
     return f"{reasoning} {before} ({called} | {messages.final(rules, content)})"
 

@@ -122,7 +122,7 @@ def _supportable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_property_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace the keyword `propertyNames` if it has only an `enum` or a `pattern`."""
+    """Replace `propertyNames` by other keywords if it is one `enum` or `pattern`."""
     names = schema.get("propertyNames")
     if not isinstance(names, Mapping) or names.get("type", "string") != "string":
         return schema

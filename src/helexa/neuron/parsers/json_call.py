@@ -284,7 +284,7 @@ def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[st
         # missing or null arguments, as for a tool without parameters
         if value is None:
             value, arguments = {}, "{}"
-        # The model wrote the name among the arguments. Only the name of a known tool shows that this was meant.
+        # The model wrote the name among the arguments. Only a known tool's name shows that it is the call's name.
         if isinstance(value, dict) and name is None:
             name = value.pop("name", None)
             arguments = dumps(value)

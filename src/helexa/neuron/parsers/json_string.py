@@ -71,7 +71,7 @@ def _is_key(text: str, at: int, wait: bool | None) -> bool | None:
 
 
 def _after_brackets(text: str, at: int, wait: bool | None, ends: Markers, depth: int) -> bool | None:
-    """Return whether brackets from position `at` end the containers around a string."""
+    """Return whether brackets at `at` end a string's containers; None if undecided."""
     brackets = 0
     while text[at] in "}]":
         brackets += 1
@@ -248,7 +248,7 @@ class JsonString:
         return at + 1
 
     def _triple_quotation(self, text: str, at: int, ended: bool) -> int | None:
-        """Parse a quotation mark of a string with triple quotation marks, as in Python."""
+        """Parse a quotation mark of a triple-quoted string; return the end, None to wait."""
         if not self._triple:
             self._triple, self._empty = True, False
             self.repairs.add("quotes")

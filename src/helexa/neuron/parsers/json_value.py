@@ -110,7 +110,7 @@ class JsonValue:
         if (marker := self._ends.at(text, at, ended)) is None:
             return None
         # The end marker of the call comes while brackets are open. If the value is complete except for its closing
-        # brackets, these are added.
+        # brackets, the brackets are added.
         if marker and self._open:
             self._finish(complete=self._state in (_AFTER_VALUE, _FIRST_KEY, _FIRST_ITEM, _KEY))
             return at

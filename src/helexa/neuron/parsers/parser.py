@@ -120,7 +120,7 @@ class OutputParser:
 
     @property
     def call_is_open(self) -> bool:
-        """Whether the last tool call's arguments are incomplete, or invalid after `flush`."""
+        """Whether the last tool call's arguments are incomplete or could not be repaired."""
         return self._output.open_call
 
     @property
@@ -220,7 +220,7 @@ class OutputParser:
         return (yield from self._skip_space(self._openers))
 
     def _end_failed(self, *, begun: bool, tagged: bool) -> Reading[None]:
-        """Handle text that is not a tool call, or a tool call that cannot be continued.
+        """Emit text that is not a tool call; drop a tool call that cannot be continued.
 
         Args:
             begun: whether a call of the block was added to the output.
@@ -297,7 +297,7 @@ class OutputParser:
         return (yield from self._skip_space(self._after_reasoning))
 
     def _close_reasoning(self, closes: bool = True) -> None:
-        """If `closes`, parse no reasoning from here on, and treat its markers as text."""
+        """If `closes`, parse no reasoning from here on; reasoning markers become text."""
         # A marker in code is a quotation, which does not show that the reasoning is over.
         if closes:
             marks = () if self._reasoning is None else (self._reasoning.open, self._reasoning.close)
@@ -307,7 +307,7 @@ class OutputParser:
     def _read_draft(self) -> Reading[str | None]:
         """Parse calls inside reasoning, and return their text.
 
-        Return None if the output ends after the calls. They are then tool calls and not a part of the reasoning.
+        Return None if the output ends after the calls, which then are tool calls and not a part of the reasoning.
         """
         assert self._format is not None and self._reasoning is not None
         source, output = self._source, self._output

@@ -130,7 +130,7 @@ def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> Reas
 
 
 def _answer_marks(is_token: Callable[[str], bool], template: str) -> tuple[str, ...]:
-    """Return the markers around the answer: Hunyuan's, Granite's, Ernie's or Cohere's."""
+    """Return the markers that some models, such as Cohere's, put around the answer."""
     # `<response>` in a template counts only directly before `</response>`, because some templates contain these tags
     # around the results of tools.
     for marks in _ANSWERS:

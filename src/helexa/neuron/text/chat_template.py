@@ -235,7 +235,7 @@ class MessageShaper:
 
 
 def _with_text_as_reasoning(turn: Turn) -> Turn:
-    """Move the text of a message with reasoning and calls to the end of the reasoning."""
+    """Return a message with calls with its text moved to the end of its reasoning."""
     reasoning, text = turn.get("reasoning_content"), text_of(turn.get("content"))
     if not calls_of(turn) or not isinstance(reasoning, str) or not text:
         return turn

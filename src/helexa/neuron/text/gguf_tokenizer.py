@@ -124,7 +124,7 @@ class GgufVocabulary:
         return [(left, right) for left, _, right in pairs]
 
     def token_id(self, kind: str) -> int | None:
-        """Return the id of the special token `kind`, such as `bos`; None without the key."""
+        """Return the id of the special token `kind`, such as `bos`, or None."""
         key = f"{kind}_token_id"
         if f"tokenizer.ggml.{key}" not in self._metadata:
             return None

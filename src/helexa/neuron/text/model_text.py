@@ -174,8 +174,8 @@ class ModelText:
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
         if last is None:
             return prompt, 0
-        # The message is replaced and not left out: templates omit reasoning before the last user message, so without it
-        # the prompts would already differ at earlier reasoning.
+        # The message is replaced and not left out: templates omit reasoning before the last user message, so without
+        # the message, the two prompts would already differ at earlier reasoning.
         changed = {**messages[last], "content": _different_message(messages[last].get("content"))}
         ending = {"add_generation_prompt": True, "continue_final_message": False}
         try:

@@ -34,7 +34,7 @@ A value in a request overrides the publisher's value, which overrides the node's
 (`neuron.requests.sampling_and_context_limit`).
 """
 
-# For each sampling parameter (also its key in generation_config.json), its key in a GGUF file's metadata.
+# Key of each sampling parameter in a GGUF file's metadata. In generation_config.json, the parameter's name is the key.
 # `max_new_tokens` is ignored: files usually contain a library's default and not a limit of the model.
 _SAMPLING_KEYS = {
     "temperature": "general.sampling.temp",
@@ -211,7 +211,7 @@ def defaults_in_directory(path: Path) -> SamplingDefaults:
     except ModelFileError:
         return {}
     # As in `transformers`, do_sample=false means greedy decoding, even if the file has a temperature. If `do_sample` is
-    # missing, `transformers` decodes greedily, too. But such a file may list only end tokens, and recommend nothing.
+    # missing, `transformers` decodes greedily, too. Here, it means nothing: such a file may only list end tokens.
     greedy: SamplingDefaults = {"temperature": 0.0} if config.get("do_sample") is False else {}
     return _numbers({name: config.get(name) for name in _SAMPLING_KEYS}) | greedy
 

@@ -65,7 +65,7 @@ class TokenizerSandbox:
         return self._tokens("ids", text, parse_special=parse_special, continues=continues).tolist()
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return start and end of each token of a text. Raises the errors of `ids`."""
+        """Return (start, end) of each token in characters. Raises the errors of `ids`."""
         indices = self._tokens("spans", text)
         return list(zip(indices[::2], indices[1::2], strict=True))
 

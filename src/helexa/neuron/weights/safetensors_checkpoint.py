@@ -56,18 +56,18 @@ def _text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> d
 
 
 def head_tensor_names(names: Iterable[str]) -> dict[str, str]:
-    """Return a draft head's tensor names in safetensors files, by plain name.
+    """Return the stored names of a draft head's tensors, by plain name.
 
-    The plain names are those of a model with one layer.
+    `names` are stored names, from safetensors files. Plain names are those of a model with one layer.
     """
     matches = ((name, _HEAD.fullmatch(name)) for name in names)
     return {f"{'model.' if match['of_model'] else ''}{match['name']}": name for name, match in matches if match}
 
 
 def eagle_tensor_names(names: Iterable[str]) -> dict[str, str]:
-    """Return an EAGLE-3 head's tensor names in safetensors files, by plain name.
+    """Return the stored names of an EAGLE-3 head's tensors, by plain name.
 
-    The plain names are those of a model with one layer.
+    `names` are stored names, from safetensors files. Plain names are those of a model with one layer.
     """
     plain = ((name, _EAGLE_LAYER.sub("layers.0.", name.removeprefix("model."), count=1)) for name in names)
     of_model = ("layers.", "norm.", "embed_tokens.")

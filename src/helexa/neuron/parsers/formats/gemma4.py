@@ -58,7 +58,7 @@ class Gemma4:
     closers = (CLOSE,)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one tool call."""
+        """Parse the calls between one pair of markers, and add them to `output`."""
         yield from source.expect(_OPENS)
         yield from source.space()
         if (yield from source.marker(_CLOSES)):  # an empty pair of markers is dropped

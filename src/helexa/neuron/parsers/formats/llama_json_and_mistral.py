@@ -74,7 +74,7 @@ class JsonCalls:
         self._ends = Markers((*self.closers, opener))
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one list of calls."""
+        """Parse one list of calls, and add the calls to `output`."""
         yield from source.expect(self._opens)
         yield from source.space()
         if self.closer and (yield from source.marker(self._closes)):  # an empty pair of markers is dropped

@@ -136,7 +136,7 @@ class Pythonic:
         self._starts, self._ends = Markers([start]), Markers([end])
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one list of tool calls."""
+        """Parse one list of tool calls, and add the calls to `output`."""
         marked = yield from source.marker(self._starts)
         yield from source.space()
         if marked and (yield from source.upcoming(_JSON)):

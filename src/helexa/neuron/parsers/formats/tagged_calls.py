@@ -69,7 +69,7 @@ class CallTags:
 
     @cached_property
     def key_ends_or_line(self) -> Markers:
-        """The text after a parameter's name, and a line break."""
+        """The text after a parameter's name, or a line break instead."""
         return Markers([self.key_end, "\n"])
 
     @cached_property
@@ -283,7 +283,7 @@ class TaggedCalls:
         self._ends = Markers([tags.block_end, opener])
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse the calls in one pair of tags."""
+        """Parse the calls in one pair of tags, and add the calls to `output`."""
         opened = yield from source.marker(self._opens)
         yield from source.space()
         if opened and (yield from source.marker(self._closes)):  # an empty pair of tags is dropped

@@ -13,7 +13,7 @@ _SOFTMAX, _SIGMOID = 1, 2  # values of `expert_gating_func`
 
 
 def experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers and widths of experts, under the keys of Qwen3-MoE."""
+    """Return the numbers and widths of experts, with the keys of Qwen3-MoE's config."""
     keys = {
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -28,7 +28,7 @@ def experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deepseek_experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, widths and groups of experts, under DeepSeek-V3's keys."""
+    """Return numbers, widths and groups of experts, with keys of DeepSeek-V3's config."""
     dense = metadata.integer("leading_dense_block_count", 0, least=0)
     has_mlp = dense or "feed_forward_length" in metadata
     return {
@@ -79,7 +79,7 @@ def olmoe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of experts of MiniMax-M2, whose scores are sigmoids."""
+    """Return the numbers and width of MiniMax-M2's experts; require sigmoid scores."""
     if (function := metadata.integer("expert_gating_func")) != _SIGMOID:
         raise metadata.unsupported("expert_gating_func", f"is {function}, but only {_SIGMOID} (sigmoid) is supported")
     return {
@@ -169,7 +169,7 @@ def lfm2_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def granite_hybrid(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of Mamba-2 layers and experts, under Granite 4's keys."""
+    """Return settings of Mamba-2 layers and experts, with keys of Granite 4's config."""
     heads, experts = metadata.integer("ssm.time_step_rank"), metadata.integer("expert_count", 0, least=0)
     kv_heads = metadata.integers("attention.head_count_kv", config["num_hidden_layers"], config["num_key_value_heads"])
     width = metadata.integer("feed_forward_length")  # of the experts, or of the MLP of a model without experts

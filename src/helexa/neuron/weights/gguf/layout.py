@@ -319,7 +319,7 @@ class GgufLayout:
             shape: shape of the tensor in Hugging Face's layout.
 
         Returns:
-            int64, the numbers of all rows; None if the order is the same.
+            int64, the numbers of all rows; None if the file has the rows in Hugging Face's order.
 
         Raises:
             ModelFileError: the number of rows does not match the configuration.

@@ -102,7 +102,7 @@ class Metadata:
     def windowed_layers(self, layers: int, every: int) -> list[str]:
         """Return the type of each layer of a model with sliding windows in some layers.
 
-        `every` is the default of an interval: each `every`-th layer has full attention.
+        Each n-th layer has full attention. The metadata define n or list the layers; `every` is the default of n.
         """
         key = "attention.sliding_window_pattern"
         # The key holds either a list of flags, one per layer, or the interval.
