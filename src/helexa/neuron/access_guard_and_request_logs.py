@@ -242,7 +242,7 @@ def interval_secs(scope: Scope) -> float | None:
 
 
 class _Timer:
-    """Calls `send` every `secs` seconds until it returns False, or `stop` is called."""
+    """Calls `send` every `secs` seconds, until `send` returns False or `stop` runs."""
 
     def __init__(self, secs: float, send: Callable[[], bool]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -89,7 +89,7 @@ def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[
 
 
 def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
-    """For `neuron doctor`: report CPUs, memory and distances of several NUMA nodes."""
+    """For `neuron doctor`: report CPUs, memory, distances of NUMA nodes, if several."""
     if len(nodes) < 2:
         return
     sizes = ", ".join(f"{node.number} ({len(node.cpus)} CPUs, {memory_text(node.memory_mb)})" for node in nodes)

@@ -204,7 +204,7 @@ class FairQueue:
         return min(deadline, now + _CHECK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Return the seconds until a new request may be admitted (`Retry-After`)."""
+        """Estimate the seconds until a new request may be admitted (`Retry-After`)."""
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
         # Seconds per freed slot, measured over the last minute.

@@ -230,7 +230,7 @@ def _host_name() -> str:
 
 
 def _write_key(path: Path, service: str | None) -> list[str]:
-    """Create the node's key file, readable by its owner and service group."""
+    """Create the node's key file if there is none; return a line for each change."""
     if path.exists():
         read_secret(path, "the key of the node")
         return []

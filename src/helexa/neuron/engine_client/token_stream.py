@@ -33,8 +33,8 @@ class TokenStream(AsyncIterator[TokenOutput]):
         self._cancel = cancel  # lets the engine drop the request with an id
         self._message = message
         # Number of unread tokens at which a waiting consumer wakes. A number above 1 saves wake-ups, which are
-        # expensive compared with one token. The first token, an output with `started` and the end of the stream always
-        # wake the consumer.
+        # expensive compared with reading a token. The first token, an output with `started` and the end of the stream
+        # always wake the consumer.
         self._wake_at = wake_at
         self._wanted = 1
         self._submitted = False

@@ -84,8 +84,8 @@ class HangDetector:
             expected_seconds: expected duration of the current step; 0 if unknown.
             idle_seconds: for how many seconds since the last check all threads of the engine slept (see `IdleTime`).
         """
-        # Checks are counted instead of seconds, which would grow while the server process itself is suspended. The
-        # first check without progress may come right after progress, so it does not count.
+        # Checks are counted and not seconds, because the clock runs on while the server process itself is suspended.
+        # The first check without progress does not count, because it may come right after progress.
         self._silent_checks += 1
         if (self._silent_checks - 1) * self.check_seconds >= self._max_seconds:
             return self._max_seconds

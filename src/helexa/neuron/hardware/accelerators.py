@@ -43,7 +43,7 @@ class DeviceLink:
     first: int
     second: int
     path: str | None = None  # what the PCIe path between the devices crosses, as text
-    # active NVLinks of the device that has fewer of them, if NVLink connects the two devices; 0 if it does not
+    # number of active NVLinks of the device with fewer NVLinks; 0 if NVLink does not connect the two devices
     nvlinks: int | None = None
     peer_access: bool | None = None  # whether the devices can read each other's memory directly
 

@@ -92,8 +92,8 @@ def broken_driver() -> str | None:
 def overlooked() -> str | None:
     """Return a warning if NVIDIA's driver is loaded but NVML reports no device.
 
-    The result is None in all other cases, and also if the devices are hidden on purpose, or torch is not installed or
-    has no CUDA.
+    The result is None if NVML reports a device or an error, if the devices are hidden on purpose, or if torch is not
+    installed or has no CUDA.
     """
     facts = discover()
     known = facts.devices or facts.cuda_unavailable_reason or not has_gpu_torch()

@@ -64,7 +64,7 @@ def _limits(total: int, folder: Path, own_groups: Path) -> list[tuple[Path, int]
 
 
 def own_bytes(pid: int) -> int | None:
-    """Return the host memory of process `pid` in bytes; None if it ended."""
+    """Return the host memory of process `pid` in bytes; None if the process ended."""
     # Mapped files, such as model weights, do not count on Linux, because the kernel can read them from disk again.
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -145,7 +145,7 @@ def _checkpoint(folder: Path) -> _Files:
 
 
 def _step_bytes(settings: Settings, config: Mapping[str, Any], rows: int, sequences: int) -> int:
-    """Estimate the bytes of the largest step, in the same way as `memory_request`."""
+    """Estimate the memory of the largest step in bytes, as `memory_request` does."""
     inner = [config.get(key) for key in ("intermediate_size", "moe_intermediate_size")]
     widest = max(settings.hidden + size for size in (*inner, 0) if isinstance(size, int))
     vocabulary = config.get("vocab_size")
@@ -179,7 +179,7 @@ def _respond(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Description:
-    """Properties of an inspected model, from its files; None if unknown."""
+    """Properties of an inspected model, from its files. Unknown properties are None."""
 
     architecture: str  # `model_type` in a checkpoint's `config.json`, or the architecture name in a GGUF file
     weights: str  # file format, and dtype of most weights

@@ -241,7 +241,7 @@ def check_heads(model: Path, ranks: int) -> None:
 
 
 def _chosen(ranks: int, requested: Sequence[int], visible: "Sequence[Device]") -> "Sequence[Device]":
-    """Return devices for the ranks, all with the same name and compute capability."""
+    """Return a device per rank, all with the same name and compute capability."""
     if requested and len(requested) != ranks:
         raise HelexaError(
             f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} devices or none"

@@ -205,7 +205,7 @@ def _version(found: FoundModel) -> _Version | None:
 
 
 def _scan(config: NeuronConfig, last: _Scan) -> _Scan:
-    """Look at all folders; read the caches again only if they have changed."""
+    """Return the models in all folders; read the caches again only if changed."""
     state = cache_state(config)
     cached = last.cached if state == last.cache_state else tuple(cached_models(config))
     folders = FolderScan()

@@ -271,7 +271,7 @@ class Registry:
             resident.model.admission.close(shutting_down())
 
     async def close(self) -> None:
-        """Cancel loads and stop all engines within about `_CLOSE_SECONDS`."""
+        """Cancel loads and stop all engines, within about 20 seconds."""
         self.drain()
         self._closing = self._closing or asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

@@ -427,7 +427,7 @@ class HostedModel:
 
 
 def _served_model() -> "type[ServedModel]":
-    """Import and return `ServedModel`; slow, so it runs while the engine loads."""
+    """Import and return `ServedModel`. The slow import runs while the engine loads."""
     from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 
     return ServedModel

@@ -238,7 +238,7 @@ class ServedModel:
             raise service_unavailable(message, retry_after=5)
 
     def _why_unservable(self) -> tuple[str, str] | None:
-        """Return a reason code and a text if the model can serve no request now."""
+        """Return a reason code and a text if the model can serve no request now, or None."""
         if not self.engine.alive:
             return "engine_down", "the model's engine is not running"
         if self.limit.context == 0:
@@ -290,7 +290,7 @@ class ServedModel:
         """Update the prefill and decode rates with a finished request's timing.
 
         Args:
-            prefill_tokens: number of prompt tokens that were computed, without those found in the prefix cache.
+            prefill_tokens: number of computed prompt tokens, without the tokens that were found in the prefix cache.
         """
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
         if timing.read_tokens >= _MIN_MEASURED_TOKENS and timing.read_ms > 0:

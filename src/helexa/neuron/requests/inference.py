@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # these modules import pydantic, which is slow, and which pri
     from helexa.core.wire.request import GenerationRequest
     from helexa.neuron.requests.text_chat import TextChat
 
-# Number of unread tokens at which the reader of an answer wakes, if it need not read each token at once. The number is
+# Number of unread tokens at which the reader of an answer wakes, unless each token must be read at once. The number is
 # at most one KV page, because admission control counts the pages of a request when the reader wakes.
 _WAKE_TOKENS = 64
 _RETRY_AFTER_SECONDS = 2
@@ -246,7 +246,7 @@ def _engine_error(output: TokenOutput) -> ApiError:
 
 
 async def _all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
-    """Run all answers of a request; yield their events with their indexes.
+    """Run all answers of a request; yield each event with the index of its answer.
 
     If one run fails, a `Failed` event ends the stream. Otherwise the last event contains the sums of the token counts,
     in which each prompt counts once. Closing the iterator cancels all runs.

@@ -29,7 +29,7 @@ class TokenLogprobs:
         """Return text, bytes and log-probability of `token`, and of the likeliest tokens.
 
         Args:
-            logprob: log-probability of the token, and those of the most likely token ids at its position.
+            logprob: log-probability of the token, and of each of the most likely token ids at its position.
         """
         chosen, likeliest = logprob
         top = tuple((*self._spelled(alternative), value) for alternative, value in likeliest)

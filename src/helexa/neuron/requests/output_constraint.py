@@ -89,7 +89,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
 
 
 def _is_strict(function: Mapping[str, Any], forced: bool) -> bool:
-    """Return whether a tool's whole schema is enforced (`strict`)."""
+    """Return the option `strict` of the tool `function`; `forced` if it is not set."""
     strict = function.get("strict")
     return forced if strict is None else bool(strict)
 

@@ -149,7 +149,7 @@ async def prepared_images(model: ServedModel, messages: "Sequence[ChatMessage | 
 
 
 async def _prepared(vision: "ModelVision", part: Mapping[str, Any], field: str) -> "SharedImage":
-    """Decode the image of one image part."""
+    """Return the decoded image of a message's image part."""
     url, detail = _source(part, field)
     data = await asyncio.to_thread(_decoded, url, field)
     try:
@@ -231,7 +231,7 @@ def invalid_image(message: str, param: str) -> ApiError:
 
 
 def _source(part: Mapping[str, Any], field: str) -> tuple[str, str]:
-    """Return the URL and the detail of an image part."""
+    """Return the URL and the detail level of a message's image part."""
     image = part.get("image_url") if part["type"] == "image_url" else None
     if not isinstance(image, Mapping) or not isinstance(image.get("url"), str):
         raise invalid_body(

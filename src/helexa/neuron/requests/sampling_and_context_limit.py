@@ -24,7 +24,7 @@ _SEED_MASK = (1 << 63) - 1
 
 
 def checked_limit(model: ServedModel, prompt: list[int], request: "GenerationRequest | TextChat") -> int:
-    """Check the request against the model; return the output limit in tokens."""
+    """Check that `model` can serve the request; return the output limit in tokens."""
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
     limit = request.limited_by_logprobs(len(prompt), limit)

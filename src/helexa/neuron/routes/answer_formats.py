@@ -74,7 +74,7 @@ class OpenAIProjector(ABC):
 
     @abstractmethod
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Mapping[str, Any] | None:
-        """Return the stream chunk for an event of answer `choice`, or None."""
+        """Return the stream chunk for an event of answer `choice`; None for no chunk."""
 
     @abstractmethod
     def usage_chunk(self, usage: Usage) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ class OpenAIProjector(ABC):
 
     @abstractmethod
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> Mapping[str, Any]:
-        """Return the complete answer `index` for `choices` in the body.
+        """Return the complete answer `index`, an element of `choices` in the body.
 
         Args:
             events: all output events of the answer, without their log-probabilities.

@@ -104,7 +104,7 @@ class ChatProjector(OpenAIProjector):
         super()._take(choice, event)
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
-        """Return the complete answer `index` for `choices` in the body."""
+        """Return the complete answer `index`, an element of `choices` in the body."""
         text: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []

@@ -96,7 +96,7 @@ class CompletionProjector(OpenAIProjector):
         self._arrays = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
-        """Return the stream chunk for an event of answer `choice`, or None."""
+        """Return the stream chunk for an event of answer `choice`; None for no chunk."""
         match event:
             case Started() if self._echo[choice] and not self._scored:
                 return self._completion([_choice(choice, self._echo[choice])])
@@ -122,7 +122,7 @@ class CompletionProjector(OpenAIProjector):
         self._add(choice, tokens, self._arrays[choice])
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
-        """Return the complete answer `index` for `choices` in the body."""
+        """Return the complete answer `index`, an element of `choices` in the body."""
         text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
         arrays = self._arrays[index]
         return _choice(index, text, arrays if arrays["tokens"] else None, end.reason)

@@ -178,14 +178,14 @@ async def sleep(request: Request) -> Response:
 
 
 async def keep(request: Request) -> Response:
-    """Handle `POST /models/keep`: change after which idle time a model sleeps."""
+    """Handle `POST /models/keep`: change the idle time after which a model sleeps."""
     keep_request = parse(KeepRequest, await read_json(request))
     _registry(request).keep(keep_request.model_id, keep_request.idle_unload_secs)
     return JsonResponse({"idle_unload_secs": keep_request.idle_unload_secs})
 
 
 async def endpoint(request: Request) -> Response:
-    """Handle `GET /models/{id}/endpoint`: return this node's URL or an error."""
+    """Handle `GET /models/{id}/endpoint`: return the node's URL if the model is ready."""
     model_id = request.path_params["model_id"]
     try:
         _registry(request).get(model_id)
@@ -195,7 +195,7 @@ async def endpoint(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """Handle `GET /models/{id}/capabilities`: describe a loaded model."""
+    """Handle `GET /models/{id}/capabilities`: return a loaded model's capabilities."""
     model_id = request.path_params["model_id"]
     try:
         model = _registry(request).get(model_id)

@@ -162,7 +162,7 @@ def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredRes
 def _conversation(
     previous: StoredResponse | None, responses_request: ResponsesRequest, sources: Mapping[str, StoredResponse]
 ) -> tuple[list[Item], ChatRequest]:
-    """Return the earlier items, and the chat request for all items."""
+    """Return a conversation's earlier items, and the chat request for all its items."""
     responses_request.input = resolved(responses_request.input, sources)
     history = [] if previous is None else from_json(previous.items)
     return history, responses_request.chat(history)

@@ -107,7 +107,7 @@ class SiteResponse:
 
     @property
     def content_range(self) -> str | None:
-        """`Content-Range` of a partial response; None for the whole file."""
+        """`Content-Range` of a partial response; None if the response has the whole file."""
         return self._response.headers.get("Content-Range", "") if self._response.status == 206 else None
 
     def chunks(self) -> Iterator[bytes]:

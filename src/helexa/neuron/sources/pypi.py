@@ -87,7 +87,7 @@ class _PackageCache:
         return self._intact(versions[-1]) if versions else None
 
     def expected(self, version: str) -> str | None:
-        """Return the expected SHA-256 of the file of `version`, or None."""
+        """Return the expected SHA-256 of the file of `version`; None if unknown."""
         known = KNOWN_SHA256.get((self.package, version))
         return known or _Record.read(self.folder(version)).sha256 or None
 

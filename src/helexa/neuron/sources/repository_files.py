@@ -70,7 +70,7 @@ class RemoteFile:
     key: str  # name of the cache file for the content. It is the checksum, if the hub states one.
 
     def checksum(self) -> "hashlib._Hash | None":
-        """Return a new hash object to compute the checksum of the downloaded content."""
+        """Return a new hash object for the content; None if the hub states no checksum."""
         if self.sha256:
             return hashlib.sha256()
         if self.git_id and self.size is not None:

@@ -108,7 +108,7 @@ class Snapshots:
             _write(self._ref, commit)
 
     def cached(self, source: str, quant: str | None) -> CachedModel:
-        """Find the model in the cache, without network access."""
+        """Return the cached model, or which files are missing, without network access."""
         # The commit that was downloaded last takes precedence. An older commit is used if it has the complete model and
         # the last commit does not.
         models = [self._cached_at(commit, source, quant) for commit in self._commits()]
@@ -162,7 +162,7 @@ class Snapshots:
 
 
 def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
-    """Return the names of the files that a checkpoint needs besides `files`.
+    """Return the names of further files that a checkpoint with `files` must have.
 
     The names are inferred from the shard index, and from shard names such as `model-00001-of-00003.safetensors`.
     """
