@@ -25,6 +25,7 @@ Speculation is off. All prompts differ, so there are no prefix cache hits. Each 
                             waits for them
 """
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -65,6 +66,7 @@ class Engine:
         if options.threads:
             tensors.set_num_threads(options.threads)
         self._runner = load_once(local_path(model), options)
+        gc.freeze()  # like an engine process
         self._share = 0.0  # of the last decode row's time, for exchanges with other ranks
         # Different contents in all pages prevent the host from merging pages.
         self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)

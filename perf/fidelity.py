@@ -39,7 +39,7 @@ from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import int32
+from helexa.neuron.engine.step_input_and_graph_sizes import int32
 from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.text.model_text import ModelText
 

@@ -31,7 +31,7 @@ from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_output_and_pooling import Sampled
+from helexa.neuron.engine.step_output_logprobs_and_pooling import Sampled
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 VOCABULARY = 32_000

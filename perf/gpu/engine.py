@@ -169,7 +169,7 @@ class Bench:
 
     def host(self) -> None:
         """Measure the share of a step's time in which the host computes instead of waiting for the GPU."""
-        from helexa.neuron.engine.step_output_and_pooling import Readback
+        from helexa.neuron.engine.step_output_logprobs_and_pooling import Readback
 
         streams, steps = (2, 2) if self._tiny else (64, 200)
         engine = self._engine("8B", "", max_sequences=streams)

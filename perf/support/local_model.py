@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.core.node_reports import ModelSpec
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.config import read_config

@@ -33,7 +33,7 @@ import numpy as np
 from helexa.core.errors import HelexaError
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.step_input_and_graph_sizes import StepInput
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.kernel_header import PAGE_SIZE, RANK_STATE_BYTES
 from helexa.neuron.ops.native.kernel_library import native_kernels

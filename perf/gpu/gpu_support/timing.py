@@ -85,7 +85,7 @@ def batch(prefixes: list[int], rows: int, pages: list[list[int]], device: torch.
         pages: KV pages of each sequence.
         device: device of the batch.
     """
-    from helexa.neuron.engine.step_input import StepBuffers, StepInput, int32
+    from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers, StepInput, int32
     from helexa.neuron.ops.batch import Capacity
 
     count, none = len(prefixes), int32([0] * len(prefixes) * rows)

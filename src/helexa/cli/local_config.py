@@ -11,7 +11,7 @@ from pathlib import Path
 from helexa.cli.terminal_output_and_errors import CONFIG, USAGE, CommandError
 from helexa.cli.up_state_keys_and_logs import write_private
 from helexa.core.address import is_loopback
-from helexa.core.model_names import ModelSource, typed_source
+from helexa.core.model_source_ids import ModelSource, typed_source
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import default_prompts_mb
 

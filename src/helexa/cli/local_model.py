@@ -12,7 +12,7 @@ from helexa.cli.terminal_output_and_errors import MODEL_NOT_FOUND, USAGE, Comman
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
 from helexa.core.known_models import KnownModel, known_models
-from helexa.core.model_names import ModelSource, suggestion, typed_source
+from helexa.core.model_source_ids import ModelSource, suggestion, typed_source
 from helexa.generation.environment import LOCAL_URLS
 from helexa.generation.target_choice import DEFAULT_MODEL
 from helexa.neuron.config import read_config
@@ -51,9 +51,9 @@ class FreeMemory:
 
 def free_memory() -> FreeMemory:
     """Return the free memory of the CUDA GPU, or of the host if there is none."""
-    from helexa.neuron.hardware.accelerators import device_health
     from helexa.neuron.hardware.device_choice import device_for
     from helexa.neuron.hardware.host_memory import host_memory
+    from helexa.neuron.hardware.nvidia_gpus import device_health
 
     device = device_for(model_bytes=0).device
     for gpu in device_health() if device.startswith("cuda") else ():

@@ -10,7 +10,7 @@ from typing import Any
 from helexa.cli.conversation import Content, Conversation, report, stats_line
 from helexa.cli.flags_and_completion import TargetFlags
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.model_loading import load_model
+from helexa.cli.model_loading_and_download_bar import load_model
 from helexa.cli.terminal_output_and_errors import CommandError, dim, printable
 from helexa.cli.up_state_keys_and_logs import state_folder
 from helexa.core.errors import HelexaError

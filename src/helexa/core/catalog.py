@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from helexa.core import config
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.logs import quoted
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.core.node_reports import Cost, Limit, SamplingDefaults
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from helexa.cortex.fleet.node_errors import CONNECT_TIMEOUT_SECS
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.fleet_history import History
 from helexa.cortex.forwarding.proxy import Proxy
-from helexa.cortex.forwarding.request_bodies import BodyWorkers
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers
 from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.ledger.activity_and_usage_totals import Activity
 from helexa.cortex.ledger.keys_and_nodes import JoinedNode, KeyStore, NodeStore
@@ -39,7 +39,7 @@ from helexa.cortex.upstream.client import MAX_IDLE, Upstream
 from helexa.cortex.upstream.tls import client_context
 from helexa.http.acceptor import ConnectionLimits
 from helexa.http.process import descriptor_limit
-from helexa.http.service_and_body_budget import BodyBudget
+from helexa.http.service_and_memory_budget import BodyBudget
 
 METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 

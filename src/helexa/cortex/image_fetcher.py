@@ -27,7 +27,7 @@ from helexa.cortex.upstream.connection_and_timeouts import (
     UpstreamError,
     UpstreamResponse,
 )
-from helexa.http.service_and_body_budget import BodyBudget
+from helexa.http.service_and_memory_budget import BodyBudget
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -13,10 +13,10 @@ from helexa.core.image_file import ImageProblem, check_data_url, image_tokens
 from helexa.core.wire.chat_message import IMAGE_PARTS
 from helexa.cortex.config import ImagesSection
 from helexa.cortex.forwarding.request import rewrite
-from helexa.cortex.forwarding.request_bodies import BodyWorkers, is_large
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers, is_large
 from helexa.cortex.forwarding.token_bounds import NO_IMAGES, PromptImages, has_media
 from helexa.cortex.image_fetcher import FetchMemory, ImageFetcher
-from helexa.http.service_and_body_budget import BodyBudget
+from helexa.http.service_and_memory_budget import BodyBudget
 
 DETAILS = ("auto", "low", "high", "original")  # values of an image's `detail`; only the Responses API has `original`
 

@@ -23,7 +23,7 @@ from helexa.core.errors import (
 )
 from helexa.core.load_options import LoadOptions
 from helexa.core.logs import quoted
-from helexa.core.model_names import ModelSource, bare_id, typed_source
+from helexa.core.model_source_ids import ModelSource, bare_id, typed_source
 from helexa.generation import environment
 from helexa.generation.completion import Delta, TokenLogprob, Usage
 from helexa.generation.errors import ModelNotFoundError, generation_error

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from helexa.core.errors import ApiError
 from helexa.core.known_models import full_name
-from helexa.core.model_names import suggestion
+from helexa.core.model_source_ids import suggestion
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection_and_timeouts import (

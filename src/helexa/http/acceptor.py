@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from helexa.core.logs import quoted
-from helexa.http.connection import ClientConnection
-from helexa.http.service_and_body_budget import Service
+from helexa.http.connection_and_timeouts import ClientConnection
+from helexa.http.service_and_memory_budget import Service
 
 MAX_CONNECTIONS = 4096
 

@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Message
 
 from helexa.core.errors import ConfigError, HelexaError
 from helexa.http.acceptor import Acceptor, ConnectionLimits
-from helexa.http.connection import ClientConnection
+from helexa.http.connection_and_timeouts import ClientConnection
 from helexa.http.idle_connections import KEEP_ALIVE_SECS, enable_tcp_keep_alive
 from helexa.http.process import descriptor_limit, on_stop_signals
-from helexa.http.service_and_body_budget import BodyBudget, Service
+from helexa.http.service_and_memory_budget import BodyBudget, Service
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Listener:
     Args:
         connection: class that handles connections.
         limits: limits on open connections, or None to derive them from the process's limit on open files.
-        bodies: memory limit for request bodies, or None for `service_and_body_budget.DEFAULT_BYTES`.
+        bodies: memory limit for request bodies, or None for `service_and_memory_budget.DEFAULT_BYTES`.
         grace_secs: seconds for which a shutdown waits for requests in progress.
         keep_alive_secs: seconds after which an idle connection is closed.
     """

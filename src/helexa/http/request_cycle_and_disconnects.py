@@ -14,7 +14,7 @@ from helexa.core.logs import quoted
 from helexa.http.content_coding import BodyDecoder
 from helexa.http.headers import Headers
 from helexa.http.request_parser import STATUS_LINES, Framing
-from helexa.http.service_and_body_budget import OpenConnection
+from helexa.http.service_and_memory_budget import OpenConnection
 
 
 class ClientDisconnected(Exception):

@@ -16,14 +16,14 @@ from helexa.core import logs, tracing
 from helexa.core.errors import ConfigError, HelexaError
 from helexa.core.logs import quoted, tell
 from helexa.http.acceptor import ConnectionLimits
-from helexa.http.connection import ClientConnection
+from helexa.http.connection_and_timeouts import ClientConnection
 from helexa.http.listener import Listener
 from helexa.http.process import collect_seldom, notify, on_reload_signal, on_stop_signals, raise_descriptor_limit
 from helexa.neuron.access_guard_and_request_logs import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.hardware.device_choice import default_device
-from helexa.neuron.hardware.discovery import broken_driver, overlooked
+from helexa.neuron.hardware.machine_description import broken_driver, overlooked
 from helexa.neuron.host_group import Membership
 from helexa.neuron.lifecycle.default_models import Activation
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from helexa.core.load_options import LoadOptions
-from helexa.neuron.text.text_settings import SamplingDefaults
+from helexa.neuron.text.settings_and_sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True)

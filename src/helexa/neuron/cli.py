@@ -107,7 +107,7 @@ def serve(
 
     from helexa.core import logs, tracing
     from helexa.core.command_line import hide_argument
-    from helexa.core.model_names import ModelSource, typed_source
+    from helexa.core.model_source_ids import ModelSource, typed_source
     from helexa.http.process import run
     from helexa.neuron.builtin_models import source_text
     from helexa.neuron.config import DefaultModel, exposure, log_unknown_variables, read_config
@@ -146,7 +146,7 @@ def serve(
     logs.configure(settings.log.format, settings.log.level)
     tracing.configure("neuron")
     if settings.log.prompts:
-        from helexa.neuron.requests.prompt import enable_prompt_log
+        from helexa.neuron.requests.prompt_images_and_thinking import enable_prompt_log
 
         enable_prompt_log()
     log = logging.getLogger("helexa.neuron")

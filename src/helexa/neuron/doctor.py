@@ -11,7 +11,7 @@ import psutil
 
 from helexa.core.display import file_size_text
 from helexa.core.errors import HelexaError
-from helexa.core.model_names import DEFAULT_SCHEME, ModelSource
+from helexa.core.model_source_ids import DEFAULT_SCHEME, ModelSource
 from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root

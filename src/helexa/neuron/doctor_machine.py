@@ -17,9 +17,8 @@ from helexa.core.errors import not_installed
 from helexa.core.node_reports import Discovery, alike
 from helexa.core.version import __version__
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.hardware.accelerators import DeviceLink, device_links
 from helexa.neuron.hardware.cpus import CpuNode, numa_nodes
-from helexa.neuron.hardware.discovery import (
+from helexa.neuron.hardware.machine_description import (
     broken_driver,
     discover,
     has_gpu_torch,
@@ -27,6 +26,7 @@ from helexa.neuron.hardware.discovery import (
     overlooked,
     torch_version,
 )
+from helexa.neuron.hardware.nvidia_gpus import DeviceLink, device_links
 from helexa.neuron.hardware.triton_toolchain import triton_missing
 from helexa.neuron.kernel_survey import NO_KERNELS, survey_kernels
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from helexa.core.errors import UsageError
-from helexa.core.model_names import is_path, typed_source
+from helexa.core.model_source_ids import is_path, typed_source
 
 if TYPE_CHECKING:
     from helexa.core.environment_variables import Keys  # imports pydantic, which `--help` does not need

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from helexa.core.model_names import DEFAULT_SCHEME
+from helexa.core.model_source_ids import DEFAULT_SCHEME
 from helexa.core.sampling import Bounds
 from helexa.neuron.engine.ipc.engine_options import (
     Activations,

@@ -20,7 +20,7 @@ import psutil
 
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.core.node_reports import ModelSpec
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root

@@ -15,7 +15,7 @@ from helexa.neuron.engine.ipc.messages import Cancel, Logprob, SamplingParams, T
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32
 from plan_log.records import Added, Failed, Finished, GrammarResult, Planned, Record, Setup, encode
 
 _log = logging.getLogger("helexa.neuron.engine")

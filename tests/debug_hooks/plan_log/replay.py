@@ -20,7 +20,7 @@ from helexa.neuron.engine.ipc.messages import Cancel
 from helexa.neuron.engine.scheduling.plan import Plan, as_after
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_output_and_pooling import PooledVector
+from helexa.neuron.engine.step_output_logprobs_and_pooling import PooledVector
 from plan_log.records import Added, Failed, Finished, GrammarResult, Planned, PlannedEntry, Setup, read
 
 _NAN = float("nan")

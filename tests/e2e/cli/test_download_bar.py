@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from helexa.cli.model_loading import DownloadBar
+from helexa.cli.model_loading_and_download_bar import DownloadBar
 
 MB = 1_000_000
 

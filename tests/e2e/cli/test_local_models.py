@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from cli.screen import Screen
 from helexa.cli.local_config import LocalModel
 from helexa.cli.up_state_keys_and_logs import recorded, state_folder
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.downloaded_models import downloaded_models
 from helexa.neuron.sources.hubs_and_sources import Sources

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from helexa.core.errors import DoesNotFitError, model_not_found
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.generation.private import EngineSettings, PrivateEngines
 from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.hardware.device_choice import DeviceChoice

@@ -43,7 +43,7 @@ def test_process_that_starts_a_private_engine_imports_no_http_client_and_no_psut
         "import helexa.cli.commands.generate, helexa.generation.private\n"
         "from helexa.neuron.hardware.device_choice import device_for; device_for(1)"
     )
-    assert modules & {"urllib.request", "http.client", "psutil", "helexa.neuron.hardware.discovery"} == set()
+    assert modules & {"urllib.request", "http.client", "psutil", "helexa.neuron.hardware.machine_description"} == set()
 
 
 def test_engine_options_for_a_default_load_are_made_without_pydantic() -> None:
@@ -70,7 +70,7 @@ def test_engine_process_starts_without_importing_llguidance_or_psutil() -> None:
 
 def test_device_choice_does_not_import_pynvml_if_nvidias_library_is_missing() -> None:
     statement = (
-        "from helexa.neuron.hardware import accelerators; accelerators._LIBRARY = 'libmissing.so.1'; "
+        "from helexa.neuron.hardware import nvidia_gpus; nvidia_gpus._LIBRARY = 'libmissing.so.1'; "
         "from helexa.neuron.hardware.device_choice import device_for; device_for(1)"
     )
     assert "pynvml" not in imported(statement)

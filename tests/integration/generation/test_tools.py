@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field
 
 import helexa
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.core.node_reports import ModelSpec
 from helexa.generation.background_event_loop import background
 from helexa.generation.private import PrivateTarget

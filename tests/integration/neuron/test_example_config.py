@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import asdict
 
 from helexa.core.errors import ConfigError
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.neuron.config import (
     AdmissionConfig,
     ContextLimitConfig,

@@ -15,7 +15,7 @@ import pytest
 
 from bare_venv import bare_venv
 from helexa.core.errors import ConfigError, SourceError
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.neuron.cache_folder import cache_root, default_cache
 from helexa.neuron.config import read_config
 from helexa.neuron.sources import pypi

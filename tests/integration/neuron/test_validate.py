@@ -8,7 +8,7 @@ import pytest
 from helexa.core.node_reports import Discovery
 from helexa.neuron import doctor_machine
 from helexa.neuron.cli import app
-from helexa.neuron.hardware import discovery
+from helexa.neuron.hardware import machine_description
 
 
 def validate(*arguments: str) -> int:
@@ -45,7 +45,7 @@ def test_validate_command_reports_a_driver_mismatch_in_one_line(
 ) -> None:
     reason = "the driver was updated while it was in use (kernel 595.1, library 595.2); reboot"
     facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason=reason)
-    for module in (doctor_machine, discovery):
+    for module in (doctor_machine, machine_description):
         monkeypatch.setattr(module, "discover", lambda: facts)
     assert validate("helexa/small") == 1
     lines = capsys.readouterr().out.splitlines()

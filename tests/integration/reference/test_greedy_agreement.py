@@ -18,7 +18,7 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import int32
+from helexa.neuron.engine.step_input_and_graph_sizes import int32
 from neuron.ranks.rank_models import MODELS
 from nightly import daily
 from tiny_models import tiny_model

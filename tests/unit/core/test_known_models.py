@@ -9,7 +9,7 @@ import pytest
 from helexa.cli.local_model import FreeMemory
 from helexa.core.display import memory_text
 from helexa.core.known_models import full_name, known_models, markdown_table
-from helexa.core.model_names import ModelSource, suggestion, typed_source
+from helexa.core.model_source_ids import ModelSource, suggestion, typed_source
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 
 ROOT = Path(__file__).parents[3]

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import SourceError
-from helexa.core.model_names import ModelSource, typed_source
+from helexa.core.model_source_ids import ModelSource, typed_source
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import SamplingParams
-from helexa.neuron.text.text_settings import defaults_in_directory
+from helexa.neuron.text.settings_and_sampling_defaults import defaults_in_directory
 
 RECOMMENDED = [field.name for field in fields(RecommendedSampling)]
 BODIES = {

@@ -8,7 +8,7 @@ import pytest
 from helexa.core.errors import ApiError
 from helexa.http import request_cycle_and_disconnects
 from helexa.http.request_cycle_and_disconnects import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
-from helexa.http.service_and_body_budget import BodyBudget
+from helexa.http.service_and_memory_budget import BodyBudget
 from http_listener import Streams, body, eventually, listening, start
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from helexa.core.errors import HelexaError
-from helexa.http import connection
+from helexa.http import connection_and_timeouts
 from helexa.http.listener import Listener, bind
 from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from http_listener import GET, OK, body, final_response, hello, listening, start
@@ -237,7 +237,7 @@ async def test_response_that_the_application_breaks_off_closes_the_connection(me
 
 
 async def test_idle_connection_is_closed_after_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECS", 1000.0)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 1000.0)
     async with listening(hello, keep_alive_secs=0.05) as (_, connect):
         assert (await final_response(await connect(), GET % b"a"))[1].endswith(b"0\r\n\r\n")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from helexa.http import connection, request_cycle_and_disconnects
-from helexa.http.connection import ClientConnection
+from helexa.http import connection_and_timeouts, request_cycle_and_disconnects
+from helexa.http.connection_and_timeouts import ClientConnection
 from helexa.http.listener import Listener
 from helexa.http.request_cycle_and_disconnects import ClientDisconnected, DisconnectGuard
 from http_listener import GET, OK, body, eventually, final_response, hello, listening, start
@@ -57,7 +57,7 @@ async def test_response_that_completes_during_shutdown_is_still_sent() -> None:
 
 
 async def test_client_that_stops_reading_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALL_SECS", 0.1)
+    monkeypatch.setattr(connection_and_timeouts, "STALL_SECS", 0.1)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await fill(listener, send)
@@ -71,7 +71,7 @@ async def test_client_that_stops_reading_is_disconnected(monkeypatch: pytest.Mon
 
 
 async def test_slow_client_that_keeps_reading_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALL_SECS", 0.5)
+    monkeypatch.setattr(connection_and_timeouts, "STALL_SECS", 0.5)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send(start((b"content-length", b"%d" % SIZE)))
@@ -192,7 +192,7 @@ async def test_client_that_is_still_sending_gets_the_error_response(header: byte
 
 
 async def test_reading_of_an_unwanted_body_ends_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LINGER_SECS", 0.1)
+    monkeypatch.setattr(connection_and_timeouts, "LINGER_SECS", 0.1)
     async with listening(refuse) as (_, connect):
         _, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 999999999999\r\n\r\n")
@@ -284,7 +284,7 @@ async def test_rejected_response_head_does_not_affect_the_next_response() -> Non
 
 
 async def test_partial_request_head_times_out_before_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 0.1)
     async with listening(hello, keep_alive_secs=1000) as (_, connect):
         assert (await final_response(await connect(), GET % b"a" + b"GET / HT"))[1].endswith(b"0\r\n\r\n")
 
@@ -292,7 +292,7 @@ async def test_partial_request_head_times_out_before_the_keep_alive_time(monkeyp
 async def test_internal_error_while_parsing_a_request_gives_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "target", lambda url: 1 // 0)
+    monkeypatch.setattr(connection_and_timeouts, "target", lambda url: 1 // 0)
     async with listening(hello) as (_, connect):
         assert (await final_response(await connect(), GET % b"a"))[0].startswith(b"HTTP/1.1 500 ")
     assert "ZeroDivisionError" in caplog.text

@@ -14,7 +14,7 @@ from helexa.core.errors import ApiError
 from helexa.http import content_coding
 from helexa.http.content_coding import PIECE_BYTES, BodyDecoder
 from helexa.http.request_parser import body_decoder
-from helexa.http.service_and_body_budget import BodyBudget
+from helexa.http.service_and_memory_budget import BodyBudget
 from http_listener import Streams, body, listening, start
 
 zstd = content_coding.zstd

@@ -10,7 +10,7 @@ from helexa.acp.host import Client, HostError
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.json_rpc import ValidatingTransport, sent_id
-from helexa.acp.protocol.prompts_and_updates import event_updates
+from helexa.acp.protocol.prompts_updates_and_replay import event_updates
 from helexa.acp.tools.permission_rules import Offer, PermissionRequest, Scope
 from helexa.acp.tools.tool_and_effects import Verdict
 

@@ -10,7 +10,7 @@ from helexa.acp.config import Mode, Settings
 from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.editor_requests_and_permissions import EditorClient
 from helexa.acp.protocol.json_rpc import current_request, invalid_params, not_found
-from helexa.acp.protocol.prompts_and_updates import read_prompt
+from helexa.acp.protocol.prompts_updates_and_replay import read_prompt
 from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.session_options import TEMPERATURES, is_mode, is_thought_level, modes
 from helexa.acp.protocol.sessions import Sessions, describe

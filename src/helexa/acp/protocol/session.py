@@ -27,7 +27,7 @@ from helexa.acp.preferences import Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.editor_requests_and_permissions import Permissions
 from helexa.acp.protocol.json_rpc import INTERNAL_ERROR, RpcError, internal_error
-from helexa.acp.protocol.prompts_and_updates import Update, event_updates, replay
+from helexa.acp.protocol.prompts_updates_and_replay import Update, event_updates, replay
 from helexa.acp.protocol.session_options import config_options
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.requests_and_events import ProviderError
@@ -226,7 +226,7 @@ class Session:
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
         """Append `parts` as a user message; let the agent work; return why it stopped."""
-        from helexa.acp.agent.loop import run_turn
+        from helexa.acp.agent.turn_loop_and_retries import run_turn
 
         await self.commit(UserMessage(str(uuid.uuid4()), parts))
         if self.title is None:

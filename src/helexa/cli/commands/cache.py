@@ -13,7 +13,7 @@ from helexa.cli.flags_and_completion import AsJson, ModelName
 from helexa.cli.terminal_output_and_errors import MODEL_NOT_FOUND, CommandError, note, printable
 from helexa.cli.up_state_keys_and_logs import running_ups
 from helexa.core.display import file_size_text, text_table
-from helexa.core.model_names import bare_id, typed_source
+from helexa.core.model_source_ids import bare_id, typed_source
 from helexa.neuron.cache_folder import SavedFiles, delete_saved, packed_weights, saved_prompts
 
 _HEADINGS = ("MODEL", "KIND", "SIZE", "LAST USED")

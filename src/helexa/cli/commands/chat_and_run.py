@@ -17,7 +17,7 @@ from helexa.cli.flags_and_completion import (
     Think,
     Verbose,
 )
-from helexa.cli.model_loading import load_model
+from helexa.cli.model_loading_and_download_bar import load_model
 from helexa.cli.terminal_output_and_errors import USAGE, CommandError, printable
 from helexa.generation.options import AskOptions
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter, validators
 
 from helexa.cli.flags_and_completion import AsJson
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.model_loading import choose_model
+from helexa.cli.model_loading_and_download_bar import choose_model
 from helexa.cli.terminal_output_and_errors import USAGE, CommandError, printable
 from helexa.core.node_reports import Health
 

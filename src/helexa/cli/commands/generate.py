@@ -26,7 +26,7 @@ from helexa.cli.flags_and_completion import (
     Think,
     Verbose,
 )
-from helexa.cli.model_loading import load_model
+from helexa.cli.model_loading_and_download_bar import load_model
 from helexa.cli.terminal_output_and_errors import USAGE, CommandError, Progress, json_text, note
 from helexa.generation.background_event_loop import BlockingCaller, across, blocking_each
 from helexa.generation.batch_file import Item, read_prompts, result_record

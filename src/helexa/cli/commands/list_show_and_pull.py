@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from helexa.cli.flags_and_completion import AsJson, ModelName, Quiet
 from helexa.cli.local_model import FreeMemory, free_memory, models_here
-from helexa.cli.model_loading import DownloadBar, with_hint
+from helexa.cli.model_loading_and_download_bar import DownloadBar, with_hint
 from helexa.cli.terminal_output_and_errors import note, printable
 from helexa.core.display import file_size_text, text_table
 from helexa.core.errors import SourceError

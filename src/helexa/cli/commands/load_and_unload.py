@@ -12,7 +12,7 @@ from helexa.cli.gateway_client import Gateway
 from helexa.cli.terminal_output_and_errors import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
 from helexa.cli.up_state_keys_and_logs import local_gateway
 from helexa.core.display import memory_text
-from helexa.core.model_names import bare_id, is_path, typed_source
+from helexa.core.model_source_ids import bare_id, is_path, typed_source
 
 _LOAD_SECONDS = 630.0  # the gateway answers after 600 s at the latest
 _UNLOAD_SECONDS = 330.0  # the gateway waits 300 s for running requests

@@ -10,7 +10,6 @@ from starlette.types import Send
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import frame
-from helexa.cortex.anthropic.blocks import Blocks
 from helexa.cortex.anthropic.message_and_errors import (
     anthropic_usage,
     error_event,
@@ -24,7 +23,8 @@ from helexa.cortex.anthropic.message_and_errors import (
     to_message,
     with_estimates,
 )
-from helexa.cortex.anthropic.to_chat_and_token_count import estimate_tokens, stop_sequences, to_chat
+from helexa.cortex.anthropic.request_settings_and_token_count import estimate_tokens, stop_sequences, to_chat
+from helexa.cortex.anthropic.stream_content_blocks import Blocks
 from helexa.cortex.forwarding.translated_reply import (
     StreamTranslator,
     TranslatedReply,

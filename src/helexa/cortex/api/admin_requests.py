@@ -10,7 +10,7 @@ from helexa.core.address import base_url
 from helexa.core.config import HeaderSecret
 from helexa.core.wire.request import to_api_error
 from helexa.cortex.access.keys import MAX_SECRET_BYTES
-from helexa.cortex.forwarding.request_bodies import read_json_body
+from helexa.cortex.forwarding.request_body_limit_and_workers import read_json_body
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 

@@ -14,11 +14,11 @@ from helexa.core.logs import quoted
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet, RunningRequest
 from helexa.cortex.fleet.node_client import bearer_header
-from helexa.cortex.forwarding.client_reply import Reply
+from helexa.cortex.forwarding.client_reply_and_error_events import Reply
 from helexa.cortex.forwarding.headers import forwarded_headers
-from helexa.cortex.forwarding.relay import Settle, SilenceComments, forward_error, read_chunk, relay
+from helexa.cortex.forwarding.relay_and_keep_alive import Settle, SilenceComments, forward_error, read_chunk, relay
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_bodies import BodyWorkers
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers
 from helexa.cortex.forwarding.retry import (
     CONTENT_ERRORS,
     NoResponse,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.node_reports import Limit
 from helexa.core.wire.request import without_lone_surrogates
-from helexa.cortex.forwarding.request_bodies import is_large
+from helexa.cortex.forwarding.request_body_limit_and_workers import is_large
 from helexa.cortex.forwarding.token_bounds import (
     CHAT,
     COMPLETIONS,

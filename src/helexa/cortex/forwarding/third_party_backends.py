@@ -46,7 +46,7 @@ from helexa.cortex.backends.responses_api import (
     refuses_tool_types,
 )
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_bodies import BodyWorkers
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, RESPONSES
 from helexa.cortex.upstream.connection_and_timeouts import UpstreamResponse
 from helexa.cortex.upstream.error_responses import (

@@ -10,7 +10,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.fleet.node_client import bearer_header
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_bodies import BodyWorkers
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS
 from helexa.cortex.routing import WarmRoute, route
 from helexa.cortex.upstream.client import Upstream

@@ -9,7 +9,7 @@ from starlette.types import Send
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import Frames
-from helexa.cortex.forwarding.client_reply import Reply
+from helexa.cortex.forwarding.client_reply_and_error_events import Reply
 from helexa.cortex.upstream.error_responses import read_error, read_error_value
 from helexa.cortex.upstream.response_body import malformed
 from helexa.http.headers import Headers

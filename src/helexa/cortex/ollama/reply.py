@@ -11,7 +11,7 @@ import orjson
 from starlette.types import Send
 
 from helexa.core.errors import ApiError
-from helexa.cortex.forwarding.client_reply import Reply
+from helexa.cortex.forwarding.client_reply_and_error_events import Reply
 from helexa.cortex.forwarding.token_bounds import EMBEDDINGS
 from helexa.cortex.forwarding.translated_reply import (
     StreamTranslator,

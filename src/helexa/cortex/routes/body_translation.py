@@ -3,9 +3,9 @@
 from msgspec.structs import replace
 
 from helexa.cortex.anthropic.reply import Translation
-from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
+from helexa.cortex.anthropic.request_settings_and_token_count import CountRequest
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
-from helexa.cortex.forwarding.request_bodies import BodyWorkers, check_containers, is_large
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers, check_containers, is_large
 from helexa.cortex.forwarding.token_bounds import CHAT
 from helexa.cortex.ollama.to_openai import Translation as OllamaTranslation
 from helexa.http.headers import Headers

@@ -14,9 +14,9 @@ from helexa.core.errors import ApiError, internal_error, shutting_down, unsuppor
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.anthropic.reply import AnthropicReply
 from helexa.cortex.fleet.node_errors import NodeError
-from helexa.cortex.forwarding.client_reply import Reply, ResponseReply
+from helexa.cortex.forwarding.client_reply_and_error_events import Reply, ResponseReply
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
-from helexa.cortex.forwarding.request_bodies import BodyWorkers, is_large, read_body
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers, is_large, read_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routes.body_translation import read_large_request, read_message

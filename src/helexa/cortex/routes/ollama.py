@@ -15,8 +15,8 @@ from helexa.cortex.access.auth import authorize
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView, files_of
-from helexa.cortex.forwarding.client_reply import Reply
-from helexa.cortex.forwarding.request_bodies import read_small_body
+from helexa.cortex.forwarding.client_reply_and_error_events import Reply
+from helexa.cortex.forwarding.request_body_limit_and_workers import read_small_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.pulls import NodePull
 from helexa.cortex.ollama.listed_models import ListedModel

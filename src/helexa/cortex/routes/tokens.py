@@ -18,9 +18,9 @@ from helexa.core.wire.responses_input import referenced_response
 from helexa.cortex.access.auth import allows, authorize
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.anthropic.message_and_errors import error_headers, to_anthropic_error
-from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
+from helexa.cortex.anthropic.request_settings_and_token_count import CountRequest
 from helexa.cortex.forwarding.request import rewrite
-from helexa.cortex.forwarding.request_bodies import check_containers, is_large, read_body
+from helexa.cortex.forwarding.request_body_limit_and_workers import check_containers, is_large, read_body
 from helexa.cortex.forwarding.token_queries import TOKENIZE_PATH, parse_count
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.request_record import CLIENT_CLOSED_REQUEST

@@ -45,8 +45,8 @@ from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
-from helexa.neuron.engine.step_input import Float32
-from helexa.neuron.engine.step_output_and_pooling import StepInFlight, StepOutput
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import StepInFlight, StepOutput
 from helexa.neuron.engine.window_page_pool import WindowPages
 from helexa.neuron.ops.kernel_header import NON_FINITE, PAGE_SIZE
 from helexa.neuron.processes import heartbeat

@@ -39,8 +39,8 @@ from helexa.neuron.engine.stage_messages import (
     receive_hidden,
     send_hidden,
 )
-from helexa.neuron.engine.step_input import StepInput
-from helexa.neuron.engine.step_input import encode as encode_step
+from helexa.neuron.engine.step_input_and_graph_sizes import StepInput
+from helexa.neuron.engine.step_input_and_graph_sizes import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from helexa.core.display import memory_text
-from helexa.neuron.hardware.accelerators import accelerators, device_health, has_nvidia_driver
 from helexa.neuron.hardware.host_memory import host_memory
+from helexa.neuron.hardware.nvidia_gpus import accelerators, device_health, has_nvidia_driver
 
 if TYPE_CHECKING:
     from helexa.core.node_reports import Device
@@ -67,7 +67,7 @@ def device_for(model_bytes: int) -> DeviceChoice:
     if not (facts.devices or facts.unavailable or has_nvidia_driver() or sys.platform == "darwin"):
         return choose_device(model_bytes, ())
     # Imported only here, because machines without a GPU do not need this import and are faster without it.
-    from helexa.neuron.hardware.discovery import has_apple_silicon, has_gpu_torch, overlooked, torch_version
+    from helexa.neuron.hardware.machine_description import has_apple_silicon, has_gpu_torch, overlooked, torch_version
 
     if not has_gpu_torch():
         reason = "torch is installed without CUDA" if torch_version() else "torch is not installed"
@@ -92,7 +92,10 @@ def default_device() -> str:
     The default is the CUDA device with the most memory. It is `cpu` if there is no CUDA device, or if torch is not
     installed or is a CPU build. If NVIDIA's driver is installed but does not work, the result is `cuda:0`.
     """
-    from helexa.neuron.hardware.discovery import discover, has_gpu_torch  # slow; private engines do not need it
+    from helexa.neuron.hardware.machine_description import (  # slow; private engines do not need it
+        discover,
+        has_gpu_torch,
+    )
 
     facts = discover()
     if not has_gpu_torch():

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from helexa.core import node_reports
 from helexa.core.errors import HelexaError, SourceError
 from helexa.core.logs import quoted
-from helexa.core.model_names import bare_id
+from helexa.core.model_source_ids import bare_id
 from helexa.core.node_reports import FailedLoad, ModelSpec
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 

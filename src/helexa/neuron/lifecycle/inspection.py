@@ -22,8 +22,8 @@ from helexa.neuron.ops.kernel_header import SAMPLED_ARRAYS
 from helexa.neuron.processes import inside_sandbox
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.settings_and_sampling_defaults import MAX_SOURCE_LENGTH, SamplingDefaults, TemplateSources
 from helexa.neuron.text.template_sandbox_process import TemplateEnvironment
-from helexa.neuron.text.text_settings import MAX_SOURCE_LENGTH, SamplingDefaults, TemplateSources
 from helexa.neuron.weights.gguf.config import gguf_config
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import MAX_JSON_BYTES, open_model_file, parse_json, read_json, text_config

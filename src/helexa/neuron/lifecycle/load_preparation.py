@@ -11,8 +11,8 @@ from helexa.core.errors import HelexaError, ModelFileError, TensorParallelError
 from helexa.core.load_options import LoadOptions
 from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.hardware.accelerators import accelerators
 from helexa.neuron.hardware.cpus import usable_cpus
+from helexa.neuron.hardware.nvidia_gpus import accelerators
 from helexa.neuron.ops.kernel_header import MAX_RANKS
 from helexa.neuron.options import TorchOptions
 from helexa.neuron.weights.gguf.files import GgufFile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helexa.core.errors import ApiError, HelexaError
 from helexa.core.logs import quoted
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.core.node_reports import MAX_LOCAL_MODELS, LocalModel, LocalModels
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.lifecycle.inspection import Inspection, Inspector

@@ -14,7 +14,7 @@ import msgspec
 from helexa.core.errors import HelexaError
 from helexa.core.load_options import LoadOptions
 from helexa.core.logs import quoted, tell
-from helexa.core.model_names import ModelSource, bare_id
+from helexa.core.model_source_ids import ModelSource, bare_id
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
 from helexa.neuron.engine.ipc.messages import Progress

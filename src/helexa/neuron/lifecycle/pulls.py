@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from helexa.core.errors import ApiError, HelexaError, service_unavailable
 from helexa.core.logs import quoted
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.core.node_reports import Pull, PullRequest
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.config import NeuronConfig

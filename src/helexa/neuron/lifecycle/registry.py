@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
 from helexa.core.load_options import LoadOptions
 from helexa.core.logs import quoted
-from helexa.core.model_names import bare_id
+from helexa.core.model_source_ids import bare_id
 from helexa.neuron.engine_client.process_and_standby import Child, Spawn
 from helexa.neuron.lifecycle.load_preparation import check_tool_parser
 from helexa.neuron.lifecycle.model_loader import ModelLoader

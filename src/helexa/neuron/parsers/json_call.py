@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.neuron.parsers.argument_values import dumps, strict_loads
-from helexa.neuron.parsers.json_value import read_json, read_json_text, repaired_json
+from helexa.neuron.parsers.json_value_and_repair import read_json, read_json_text, repaired_json
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
 

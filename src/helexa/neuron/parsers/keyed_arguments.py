@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from helexa.neuron.parsers.argument_values import argument_text, dumps
 from helexa.neuron.parsers.json_schema import is_text, schema_types
-from helexa.neuron.parsers.json_value import repaired_json
+from helexa.neuron.parsers.json_value_and_repair import repaired_json
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NotACall, Reading, Source
 

@@ -17,7 +17,14 @@ from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.output_events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.output_constraint import Constraint, chat_constraint, schemas_of
-from helexa.neuron.requests.prompt import NO_IMAGES, PartAt, PromptImages, cache_miss, chat_prompt, log_prompt
+from helexa.neuron.requests.prompt_images_and_thinking import (
+    NO_IMAGES,
+    PartAt,
+    PromptImages,
+    cache_miss,
+    chat_prompt,
+    log_prompt,
+)
 from helexa.neuron.requests.request_and_run_records import RunRecorder, current
 from helexa.neuron.requests.sampling_and_context_limit import checked_limit, sampling_params
 

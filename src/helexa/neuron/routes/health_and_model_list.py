@@ -15,9 +15,9 @@ from helexa.core.errors import ApiError
 from helexa.core.logs import quoted
 from helexa.core.node_reports import DeviceHealth, Health, Loading, ModelInfo
 from helexa.http.responses import JsonResponse, readiness
-from helexa.neuron.hardware.accelerators import device_health
-from helexa.neuron.hardware.discovery import build_facts, discover
 from helexa.neuron.hardware.host_memory import host_memory
+from helexa.neuron.hardware.machine_description import build_facts, discover
+from helexa.neuron.hardware.nvidia_gpus import device_health
 from helexa.neuron.lifecycle.default_models import Activation
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel

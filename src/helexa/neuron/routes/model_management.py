@@ -28,7 +28,7 @@ from helexa.core.errors import (
 )
 from helexa.core.load_options import ModelId
 from helexa.core.logs import quoted, tell
-from helexa.core.model_names import ModelSource, bare_id
+from helexa.core.model_source_ids import ModelSource, bare_id
 from helexa.core.node_reports import ModelSpec, PullRequest, Record
 from helexa.core.sse import KEEP_ALIVE, frame
 from helexa.core.wire.request import to_api_error

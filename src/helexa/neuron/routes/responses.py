@@ -33,7 +33,7 @@ from helexa.neuron.output_events import (
     WasReasoning,
 )
 from helexa.neuron.requests.inference import converse
-from helexa.neuron.requests.prompt import chat_prompt
+from helexa.neuron.requests.prompt_images_and_thinking import chat_prompt
 from helexa.neuron.requests.sampling_and_context_limit import sampling_params
 from helexa.neuron.routes.replies_disconnects_and_errors import RunResponse, principal_of, read_json
 from helexa.neuron.routes.stored_responses import ItemPage, ResponseStore, StoredResponse, referred, resolved

@@ -22,7 +22,7 @@ from helexa.http.request_cycle_and_disconnects import ClientDisconnected, Discon
 from helexa.http.responses import JsonResponse
 from helexa.neuron.lifecycle.served_model_and_context_limit import ServedModel
 from helexa.neuron.requests.embedding import embedded
-from helexa.neuron.requests.prompt import prepared_images, rendered_prompt, thinking_variables
+from helexa.neuron.requests.prompt_images_and_thinking import prepared_images, rendered_prompt, thinking_variables
 from helexa.neuron.routes.replies_disconnects_and_errors import principal_of, read_json
 
 if TYPE_CHECKING:

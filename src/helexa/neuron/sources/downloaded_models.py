@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.core.errors import HelexaError
-from helexa.core.model_names import DEFAULT_SCHEME
+from helexa.core.model_source_ids import DEFAULT_SCHEME
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig

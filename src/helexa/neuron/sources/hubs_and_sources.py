@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.logs import quoted
-from helexa.core.model_names import DEFAULT_SCHEME, ModelSource
+from helexa.core.model_source_ids import DEFAULT_SCHEME, ModelSource
 from helexa.neuron.cache_folder import cache_root, default_cache, expanded, hub_home
 from helexa.neuron.options import MOST_DOWNLOADS, NodeOptions, SourceOptions
 from helexa.neuron.processes.file_locks_and_threads import FileThreads

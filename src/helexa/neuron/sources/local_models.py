@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from helexa.core.model_names import bare_id
+from helexa.core.model_source_ids import bare_id
 from helexa.core.node_reports import LocalModel
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig

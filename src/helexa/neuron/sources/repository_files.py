@@ -12,7 +12,7 @@ import msgspec
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch_and_errors import WebError
-from helexa.neuron.text.text_settings import NAMED_TEMPLATES, POOLING_FILE
+from helexa.neuron.text.settings_and_sampling_defaults import NAMED_TEMPLATES, POOLING_FILE
 from helexa.neuron.weights.gguf.files import is_companion, part_names
 from helexa.neuron.weights.quantization_formats import AUTO, NAMES, is_quant
 

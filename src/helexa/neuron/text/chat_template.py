@@ -39,8 +39,8 @@ from helexa.neuron.text.message_order import (
     with_text_in_results,
     with_tools_in_system,
 )
+from helexa.neuron.text.settings_and_sampling_defaults import MAX_SOURCE_LENGTH
 from helexa.neuron.text.template_traits import Attempt, TemplateTraits, call_text, is_writable
-from helexa.neuron.text.text_settings import MAX_SOURCE_LENGTH
 
 MAX_SECONDS = 5.0  # maximum CPU time for rendering one prompt, in seconds
 

@@ -18,7 +18,7 @@ from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from helexa.neuron.text.tokenizer import AddedText
 from helexa.neuron.weights.gguf.header_and_metadata_reader import StringArray, is_list_of
-from helexa.neuron.weights.gguf.metadata_access import TokenType, corrected_types
+from helexa.neuron.weights.gguf.typed_metadata_and_token_types import TokenType, corrected_types
 
 _log = logging.getLogger("helexa.neuron.text")
 

@@ -27,7 +27,7 @@ from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from helexa.neuron.text.chat_template import CHATML, ChatTemplate, Message, TemplateError
-from helexa.neuron.text.text_settings import Pooling, SamplingDefaults, TemplateSources, TextSettings
+from helexa.neuron.text.settings_and_sampling_defaults import Pooling, SamplingDefaults, TemplateSources, TextSettings
 from helexa.neuron.text.tokenizer import Detokenizer, Encoder, Tokenizer
 from helexa.neuron.text.tokenizer_sandbox import TokenizerSandbox
 

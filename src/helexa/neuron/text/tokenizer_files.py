@@ -10,7 +10,7 @@ import tokenizers
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.text.encoder import BackendEncoder, backend_errors
 from helexa.neuron.text.gguf_tokenizer import MAX_TOKENS, GgufTokenizer
-from helexa.neuron.text.text_settings import (
+from helexa.neuron.text.settings_and_sampling_defaults import (
     TemplateSources,
     TextSettings,
     defaults_in_directory,

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from helexa.core.errors import UNREADABLE_FILE, ModelFileError, UnsupportedModelError
 from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.gguf_tokenizer import MAX_ADDED_LENGTH
-from helexa.neuron.text.text_settings import parse_object
+from helexa.neuron.text.settings_and_sampling_defaults import parse_object
 from helexa.neuron.weights.model_file import read_model_file
 
 _log = logging.getLogger("helexa.neuron.text")

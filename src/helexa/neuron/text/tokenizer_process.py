@@ -17,7 +17,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.processes import heaps_and_shared_memory
 from helexa.neuron.processes.inside_sandbox import cpu_time_limit, serve
 from helexa.neuron.text.encoder import BackendEncoder
-from helexa.neuron.text.text_settings import TextSettings
+from helexa.neuron.text.settings_and_sampling_defaults import TextSettings
 from helexa.neuron.text.tokenizer import TOKEN_ITEM, TextRequest
 from helexa.neuron.text.tokenizer_files import read_text_files
 

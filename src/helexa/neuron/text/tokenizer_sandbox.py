@@ -10,7 +10,7 @@ import msgspec
 from helexa.core.errors import ModelFileError, service_unavailable
 from helexa.neuron.processes.sandbox import LimitExceeded, ProcessPool, Sandbox, SandboxError
 from helexa.neuron.text import TOKENIZER_PROCESS
-from helexa.neuron.text.text_settings import TextSettings
+from helexa.neuron.text.settings_and_sampling_defaults import TextSettings
 from helexa.neuron.text.tokenizer import TOKEN_ITEM, TextRequest
 
 # Maximum CPU time for tokenizing a short text, in seconds. Long texts get `SECONDS_PER_BYTE` in addition.

@@ -16,7 +16,7 @@ from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
 from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
-from helexa.neuron.weights.safetensors_file import FileTensor
+from helexa.neuron.weights.safetensors_shards import FileTensor
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 _SCALES = ("_scale_inv", "_scale")

@@ -22,7 +22,7 @@ from helexa.neuron.weights.gguf.mmproj import hugging_face_names, interleaved_he
 from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.quantized_matrix import Weight
 from helexa.neuron.weights.safetensors_checkpoint import StoredTensors
-from helexa.neuron.weights.safetensors_file import file_tensors
+from helexa.neuron.weights.safetensors_shards import file_tensors
 from helexa.neuron.weights.vision_config import VisionConfig, read_vision_config
 
 _QWEN = re.compile(r"(?:model\.)?visual\.(?P<rest>.+)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_output_and_pooling import RejectionMasks, StepOutput
+from helexa.neuron.engine.step_output_logprobs_and_pooling import RejectionMasks, StepOutput
 
 Contents = tuple[str, list[int], bytes]
 """The salt, the tokens and the images from which a KV slot or a recurrent state was computed."""

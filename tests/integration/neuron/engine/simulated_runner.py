@@ -5,7 +5,7 @@ from simulated_cache import SimulatedCache, SimulatedStep
 
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.step_output_and_pooling import RejectionMasks, StepOutput
+from helexa.neuron.engine.step_output_logprobs_and_pooling import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.kernel_header import NON_FINITE
 

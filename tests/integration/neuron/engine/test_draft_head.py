@@ -34,8 +34,8 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.scheduling.draft_length import DraftGate
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.step_input import Float32, StepInput, int32
-from helexa.neuron.engine.step_output_and_pooling import StepInFlight
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32, StepInput, int32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import StepInFlight
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.models import model_class
 from helexa.neuron.models.draft_heads import EagleHead, gives_layer_inputs

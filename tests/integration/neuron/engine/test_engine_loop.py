@@ -27,8 +27,8 @@ from helexa.neuron.engine.ipc.messages import (
 )
 from helexa.neuron.engine.loop import Engine
 from helexa.neuron.engine.scheduling.plan import Plan
-from helexa.neuron.engine.step_input import Float32
-from helexa.neuron.engine.step_output_and_pooling import RejectionMasks, StepOutput
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.kernel_header import NON_FINITE
 

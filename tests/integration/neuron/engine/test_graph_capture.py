@@ -19,7 +19,7 @@ from helexa.neuron.engine.loading import backend_choice
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import StepBuffers, StepInput, buckets
+from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers, StepInput, buckets
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.kernel_selection import SelectedKernels

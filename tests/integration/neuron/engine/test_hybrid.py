@@ -19,7 +19,7 @@ from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.step_input_and_graph_sizes import StepInput
 from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import daily
 

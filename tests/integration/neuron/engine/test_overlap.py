@@ -21,8 +21,8 @@ from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import HiddenRows
-from helexa.neuron.engine.step_output_and_pooling import StepInFlight, begin_sums
+from helexa.neuron.engine.step_input_and_graph_sizes import HiddenRows
+from helexa.neuron.engine.step_output_logprobs_and_pooling import StepInFlight, begin_sums
 
 PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
 GREEDY = SamplingParams(temperature=0)

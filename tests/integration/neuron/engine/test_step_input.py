@@ -19,8 +19,8 @@ from helexa.neuron.engine.ipc.messages import Embed, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import StepInput, array_of, decode_input, encode, int32
-from helexa.neuron.engine.step_output_and_pooling import StepOutput
+from helexa.neuron.engine.step_input_and_graph_sizes import StepInput, array_of, decode_input, encode, int32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import StepOutput
 from nightly import daily
 from tiny_models import tiny_model
 
@@ -56,7 +56,7 @@ import sys
 from pathlib import Path
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.step_input import decode_input, encode
+from helexa.neuron.engine.step_input_and_graph_sizes import decode_input, encode
 import msgspec, torch
 
 runner = load(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineOptions))

@@ -10,8 +10,8 @@ from helexa.neuron.engine.ipc.messages import Generate, Logprob, SamplingParams,
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, as_after
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32
-from helexa.neuron.engine.step_output_and_pooling import PooledVector
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import PooledVector
 from helexa.neuron.ops.kernel_header import NON_FINITE
 
 HOUR = 3600.0

@@ -11,9 +11,9 @@ import pytest
 from helexa.neuron.app import create_app
 from helexa.neuron.config import read_config
 from helexa.neuron.doctor_machine import look_at_machine
-from helexa.neuron.hardware import accelerators, device_choice, discovery
-from helexa.neuron.hardware.accelerators import device_health, visible
+from helexa.neuron.hardware import device_choice, machine_description, nvidia_gpus
 from helexa.neuron.hardware.device_choice import device_for
+from helexa.neuron.hardware.nvidia_gpus import device_health, visible
 
 UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
 
@@ -106,19 +106,19 @@ class FakeNvml(types.SimpleNamespace):
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(accelerators, "_LIBRARY", None)  # a library that exists
-    accelerators._nvml.cache_clear()
-    accelerators.accelerators.cache_clear()
-    discovery.discover.cache_clear()
+    monkeypatch.setattr(nvidia_gpus, "_LIBRARY", None)  # a library that exists
+    nvidia_gpus._nvml.cache_clear()
+    nvidia_gpus.accelerators.cache_clear()
+    machine_description.discover.cache_clear()
     yield
-    accelerators._nvml.cache_clear()
-    accelerators.accelerators.cache_clear()
-    discovery.discover.cache_clear()
+    nvidia_gpus._nvml.cache_clear()
+    nvidia_gpus.accelerators.cache_clear()
+    machine_description.discover.cache_clear()
 
 
 def test_nvidia_devices_are_listed_with_memory_utilization_and_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    listed = accelerators.accelerators()
+    listed = nvidia_gpus.accelerators()
     assert (listed.cuda_version, listed.driver_version, listed.unavailable) == ("13.1", "595.58", None)
     assert [
         (device.index, device.name, device.vram_total_mb, device.compute_capability) for device in listed.devices
@@ -134,50 +134,50 @@ def test_nvidia_devices_are_listed_with_memory_utilization_and_temperature(monke
 def test_links_are_listed_only_for_visible_devices_that_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(accelerators, "links_between", lambda nvml, handles: handles)
+    monkeypatch.setattr(nvidia_gpus, "links_between", lambda nvml, handles: handles)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert accelerators.device_links() == {0: 1, 1: 0}
+    assert nvidia_gpus.device_links() == {0: 1, 1: 0}
     nvml.lost = (1,)
-    assert accelerators.device_links() == {1: 0}
+    assert nvidia_gpus.device_links() == {1: 0}
 
 
 def test_devices_hidden_by_cuda_visible_devices_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [(device.index, device.name) for device in accelerators.accelerators().devices] == [(0, "card 1")]
+    assert [(device.index, device.name) for device in nvidia_gpus.accelerators().devices] == [(0, "card 1")]
     assert [(device.index, device.vram_used_mb) for device in device_health()] == [(0, 2048)]
 
 
 def test_broken_driver_is_ignored_if_all_devices_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert accelerators.accelerators() == accelerators.Accelerators()
+    assert nvidia_gpus.accelerators() == nvidia_gpus.Accelerators()
     assert device_choice.default_device() == "cpu"
 
 
 def test_gpu_that_does_not_respond_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0,)))
-    listed = accelerators.accelerators()
+    listed = nvidia_gpus.accelerators()
     assert ([device.index for device in listed.devices], listed.unavailable) == ([1], None)
     assert [device.index for device in device_health()] == [1]
 
 
 def test_reason_why_no_gpu_is_available_is_reported_if_all_gpus_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0, 1)))
-    listed = accelerators.accelerators()
+    listed = nvidia_gpus.accelerators()
     assert (listed.devices, listed.unavailable) == ([], "GPU is lost")
 
 
 def test_device_whose_memory_cannot_be_read_is_listed_with_0_mb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
-    assert [device.vram_total_mb for device in accelerators.accelerators().devices] == [0, 8192]
+    assert [device.vram_total_mb for device in nvidia_gpus.accelerators().devices] == [0, 8192]
 
 
 def test_gpu_with_unreadable_memory_counts_with_the_free_memory_of_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
-    monkeypatch.setattr(discovery, "torch_version", lambda: "2.13.0")
+    monkeypatch.setattr(machine_description, "torch_version", lambda: "2.13.0")
     monkeypatch.setattr(device_choice, "host_memory", lambda: (96 << 30, 128 << 30))
     assert str(device_for(64 << 30)) == "cuda:0: 96.0 GB free, the most"
     monkeypatch.setattr(device_choice, "host_memory", lambda: (1 << 30, 128 << 30))
@@ -201,13 +201,13 @@ def test_default_device_remains_a_gpu_if_the_nvidia_driver_is_broken(
     monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, torch: str, device: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(discovery, "torch_version", lambda: torch)
+    monkeypatch.setattr(machine_description, "torch_version", lambda: torch)
     assert device_choice.default_device() == device
 
 
 def test_driver_updated_while_in_use_is_reported_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
-    listed = accelerators.accelerators()
+    listed = nvidia_gpus.accelerators()
     assert listed.devices == []
     assert listed.unavailable is not None
     assert listed.unavailable.startswith(
@@ -224,7 +224,7 @@ def test_node_with_a_driver_mismatch_logs_one_error_when_it_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, torch: str, errors: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
-    monkeypatch.setattr(discovery, "torch_version", lambda: torch)
+    monkeypatch.setattr(machine_description, "torch_version", lambda: torch)
     create_app(read_config(None, {"NEURON_HARNESS__TORCH__DEVICE": device}))
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(lines) == errors
@@ -244,8 +244,8 @@ def test_driver_that_does_not_respond_is_reported_as_unavailable_after_a_timeout
     nvml = FakeNvml()
     nvml.nvmlInit = lambda: answers.wait(60)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(accelerators, "_TIMEOUT_SECONDS", 0.05)
-    listed = accelerators.accelerators()
+    monkeypatch.setattr(nvidia_gpus, "_TIMEOUT_SECONDS", 0.05)
+    listed = nvidia_gpus.accelerators()
     answers.set()
     for thread in threading.enumerate():
         if thread.name == "nvml":
@@ -257,7 +257,7 @@ def test_driver_that_does_not_respond_is_reported_as_unavailable_after_a_timeout
 @pytest.mark.parametrize("code", [9, 12])
 def test_missing_nvidia_driver_is_not_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=code))
-    assert accelerators.accelerators() == accelerators.Accelerators()
+    assert nvidia_gpus.accelerators() == nvidia_gpus.Accelerators()
     assert device_health() == []
 
 
@@ -275,12 +275,12 @@ def test_installed_driver_without_the_nvml_library_is_reported_as_a_problem(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml, visible_devices: str | None, reported: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(accelerators, "_DRIVER", tmp_path)
-    monkeypatch.setattr(discovery, "torch_version", lambda: "2.13.0")
+    monkeypatch.setattr(nvidia_gpus, "_DRIVER", tmp_path)
+    monkeypatch.setattr(machine_description, "torch_version", lambda: "2.13.0")
     if visible_devices is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
-    assert (discovery.overlooked() is not None) == reported
+    assert (machine_description.overlooked() is not None) == reported
     levels = [finding.level for finding in look_at_machine("auto") if "set device" in finding.text]
     assert levels == ["note"] * reported
-    monkeypatch.setattr(accelerators, "_DRIVER", tmp_path / "nowhere")
-    assert discovery.overlooked() is None
+    monkeypatch.setattr(nvidia_gpus, "_DRIVER", tmp_path / "nowhere")
+    assert machine_description.overlooked() is None

@@ -7,9 +7,9 @@ import pytest
 
 from helexa.core.errors import ConfigError
 from helexa.neuron.config import read_config
-from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.device_choice import default_device
-from helexa.neuron.hardware.discovery import discover
+from helexa.neuron.hardware.machine_description import discover
+from helexa.neuron.hardware.nvidia_gpus import device_health
 from neuron.running_node import running
 from numa_folder import two_nodes_of_this_machine
 

@@ -13,7 +13,7 @@ from helexa.core.node_reports import ModelSpec
 from helexa.neuron.app import create_app
 from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.process_and_standby import Child, WarmStandby
-from helexa.neuron.hardware.accelerators import Accelerators
+from helexa.neuron.hardware.nvidia_gpus import Accelerators
 from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.lifecycle.default_models import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from helexa.neuron.hardware.accelerators import Accelerators
+from helexa.neuron.hardware.nvidia_gpus import Accelerators
 from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.routes import model_management
 from neuron.fake_models import make_model, release, starts, until

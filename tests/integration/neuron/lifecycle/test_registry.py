@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from helexa.core.errors import ApiError, HelexaError, ModelFileError, SourceError
-from helexa.core.model_names import ModelSource, bare_id
+from helexa.core.model_source_ids import ModelSource, bare_id
 from helexa.core.node_reports import ModelSpec
 from helexa.neuron.builtin_models import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import DefaultModel, NeuronConfig, read_config

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core import version
-from helexa.neuron.hardware.discovery import build_facts
+from helexa.neuron.hardware.machine_description import build_facts
 
 
 def clear() -> None:

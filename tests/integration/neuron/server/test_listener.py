@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cortex.raw_http import CHUNKED, GET, chunked, post, read_response
-from helexa.http import connection, request_cycle_and_disconnects
+from helexa.http import connection_and_timeouts, request_cycle_and_disconnects
 from helexa.http.listener import Listener, bind
 from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
@@ -62,7 +62,7 @@ async def test_limit_of_request_headers_leaves_space_for_headers_that_a_gateway_
 
 
 async def test_connection_that_sends_no_request_is_closed_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 0.05)
     async with connected() as (reader, _):
         assert await reader.read() == b""
 

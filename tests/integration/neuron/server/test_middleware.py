@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.requests.prompt import enable_prompt_log
+from helexa.neuron.requests.prompt_images_and_thinking import enable_prompt_log
 from neuron.fake_models import make_model
 from neuron.running_node import Node, running
 

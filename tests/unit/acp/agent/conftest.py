@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helexa.acp.agent.context_and_compaction import Choices, Turn
-from helexa.acp.agent.loop import run_turn
+from helexa.acp.agent.turn_loop_and_retries import run_turn
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.conversation_and_events import (
     CallChanged,

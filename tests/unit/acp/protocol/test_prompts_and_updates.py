@@ -34,7 +34,7 @@ from helexa.acp.conversation_and_events import (
     UserMessage,
 )
 from helexa.acp.protocol.capabilities import ClientCapabilities
-from helexa.acp.protocol.prompts_and_updates import event_updates, replay
+from helexa.acp.protocol.prompts_updates_and_replay import event_updates, replay
 
 ALL = ClientCapabilities(notices=True, compactions=True)
 CARD = Card(

@@ -214,7 +214,7 @@ async def test_choice_of_a_model_that_is_not_listed_is_rejected(editor: Editor, 
 async def test_prompt_to_an_unreachable_endpoint_fails_with_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Path
 ):
-    monkeypatch.setattr("helexa.acp.agent.loop.MAX_BLIND_RETRIES", 0)
+    monkeypatch.setattr("helexa.acp.agent.turn_loop_and_retries.MAX_BLIND_RETRIES", 0)
     work.mkdir()
     async with agent_in_memory(settings_for("http://127.0.0.1:1/v1", tmp_path)) as editor:
         await editor.initialize()

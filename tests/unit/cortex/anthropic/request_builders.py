@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from helexa.cortex.anthropic.to_chat_and_token_count import to_chat
+from helexa.cortex.anthropic.request_settings_and_token_count import to_chat
 
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
 ASK: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [HI]}

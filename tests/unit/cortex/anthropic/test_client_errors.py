@@ -16,7 +16,7 @@ from cortex.anthropic.openai_stream import (
 )
 from cortex.fake_node import FakeNode, Speak, begin, die_within_an_event, die_within_json, refuse
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.forwarding import relay
+from helexa.cortex.forwarding import relay_and_keep_alive
 
 
 async def test_node_error_reaches_the_client_with_its_status_and_retry_after(
@@ -133,8 +133,8 @@ async def test_disconnect_of_the_client_cancels_the_request_at_the_node(
 @pytest.fixture
 async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cortex]:
     """A gateway that must load `Org/Cold` first and sends pings at once."""
-    monkeypatch.setattr(relay, "KEEP_ALIVE_AFTER_SECS", 0.01)
-    monkeypatch.setattr(relay, "KEEP_ALIVE_SECS", 0.01)
+    monkeypatch.setattr(relay_and_keep_alive, "KEEP_ALIVE_AFTER_SECS", 0.01)
+    monkeypatch.setattr(relay_and_keep_alive, "KEEP_ALIVE_SECS", 0.01)
     async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:
         yield cortex
 

@@ -12,7 +12,7 @@ from cortex.anthropic.claude_code import REQUEST
 from cortex.anthropic.request_builders import HI, PIXEL, PIXEL_PART, assistant, chat, messages, result, text, use, user
 from helexa.core.errors import ApiError
 from helexa.core.wire.chat_message import ChatMessage
-from helexa.cortex.anthropic.to_chat_and_token_count import to_chat, to_prompt
+from helexa.cortex.anthropic.request_settings_and_token_count import to_chat, to_prompt
 from helexa.cortex.backends.chat_request import for_backend
 from helexa.neuron.text.chat_template import ChatTemplate
 

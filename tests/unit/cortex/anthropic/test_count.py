@@ -13,7 +13,7 @@ from cortex.fake_node import FakeNode
 from helexa.core.errors import ApiError
 from helexa.core.wire.tokens_and_embeddings import TokenizeRequest
 from helexa.cortex.anthropic.reply import Translation
-from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
+from helexa.cortex.anthropic.request_settings_and_token_count import CountRequest
 from helexa.cortex.forwarding.token_queries import parse_count
 from helexa.cortex.routes.tokens import count_tokens
 

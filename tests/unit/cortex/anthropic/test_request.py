@@ -8,7 +8,7 @@ from cortex.anthropic.claude_code import BASH, READ
 from cortex.anthropic.request_builders import ASK, HI, PIXEL, assistant, chat, result, use, user
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.message_and_errors import to_anthropic_error
-from helexa.cortex.anthropic.to_chat_and_token_count import to_chat
+from helexa.cortex.anthropic.request_settings_and_token_count import to_chat
 
 
 def test_messages_request_is_translated_to_a_chat_request() -> None:

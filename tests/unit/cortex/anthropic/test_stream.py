@@ -27,7 +27,7 @@ from cortex.anthropic.openai_stream import (
 )
 from cortex.anthropic.sse_events import translated
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic import blocks
+from helexa.cortex.anthropic import stream_content_blocks
 from helexa.cortex.anthropic.reply import PING, MessageStream
 
 
@@ -365,7 +365,7 @@ def test_tool_arguments_nested_too_deeply_are_an_error() -> None:
 
 
 def test_stream_with_too_much_content_during_tool_calls_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
+    monkeypatch.setattr(stream_content_blocks, "MAX_BUFFERED_CHARS", 10_000)
     unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
     assert (
         "characters in and after an unfinished tool call"

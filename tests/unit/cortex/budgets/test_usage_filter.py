@@ -9,7 +9,7 @@ import pytest
 from cortex import fake_node
 from cortex.fake_node import CHOICE, DONE, FINAL, ROLE, USAGE, FakeNode, begin, chunk, event
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.forwarding.relay import MAX_BUFFERED_BYTES, UsageFilter
+from helexa.cortex.forwarding.relay_and_keep_alive import MAX_BUFFERED_BYTES, UsageFilter
 
 TEXT = [ROLE, chunk("Hel"), b": keep-alive\n\n", chunk('"usage": {"choices":[]}')]
 LAST_WITH_CHOICE = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}], usage=USAGE)

@@ -21,12 +21,17 @@ from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
 from helexa.core.errors import ApiError
 from helexa.cortex import routing
-from helexa.cortex.anthropic.conversation import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
+from helexa.cortex.anthropic.messages_to_chat import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.reply import Translation
-from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
-from helexa.cortex.forwarding import request_bodies
+from helexa.cortex.anthropic.request_settings_and_token_count import CountRequest
+from helexa.cortex.forwarding import request_body_limit_and_workers
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
-from helexa.cortex.forwarding.request_bodies import MAX_CONTAINERS, BodyWorkers, check_containers, is_large
+from helexa.cortex.forwarding.request_body_limit_and_workers import (
+    MAX_CONTAINERS,
+    BodyWorkers,
+    check_containers,
+    is_large,
+)
 from helexa.cortex.forwarding.token_bounds import check_prompt
 from helexa.cortex.routes import body_translation, generation
 
@@ -280,8 +285,8 @@ async def test_close_of_the_worker_pool_does_not_wait_for_a_busy_worker_process(
 async def test_large_request_body_gets_a_503_if_too_many_bodies_wait_for_a_worker_process(
     workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_bodies, "MAX_WAITING", 1)
-    for _ in range(request_bodies.PROCESSES):
+    monkeypatch.setattr(request_body_limit_and_workers, "MAX_WAITING", 1)
+    for _ in range(request_body_limit_and_workers.PROCESSES):
         await workers._free.acquire()
     waiting = asyncio.create_task(workers.run(os.getpid))
     await eventually(lambda: workers._waiting == 1)
@@ -294,7 +299,7 @@ async def test_large_request_body_gets_a_503_if_too_many_bodies_wait_for_a_worke
 
 PARENT = """
 import asyncio, os
-from helexa.cortex.forwarding.request_bodies import BodyWorkers
+from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers
 
 async def main():
     print(await BodyWorkers().run(os.getpid), flush=True)

@@ -9,7 +9,7 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.raw_http import BODY, CHUNKED, GET, JSON, LINE, chunked, connected, post, read_response
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.http import connection, request_cycle_and_disconnects
+from helexa.http import connection_and_timeouts, request_cycle_and_disconnects
 
 REJECTED = {
     "Content-Length, then Transfer-Encoding": post(b"Transfer-Encoding: chunked", body=CHUNKED),
@@ -238,7 +238,7 @@ async def test_randomly_mutated_requests_reach_the_node_unchanged_or_not_at_all(
 
     The node must receive each body unchanged and at most once.
     """
-    monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 0.1)
     monkeypatch.setattr(request_cycle_and_disconnects, "BODY_SECS", 0.1)
     dice = random.Random(5)
     marks = [b"\r", b"\n", b"\r\n", b" ", b"\t", b":", b"\0", b"\xff", b"0", b",", b";", b"chunked", b"\r\n\r\n", b"/"]

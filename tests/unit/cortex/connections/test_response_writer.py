@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.cortex.forwarding.client_reply import MAX_BUFFERED_BYTES, Reply
+from helexa.cortex.forwarding.client_reply_and_error_events import MAX_BUFFERED_BYTES, Reply
 from helexa.cortex.forwarding.request import parse_request
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.upstream.usage_meter import Meter, Usage

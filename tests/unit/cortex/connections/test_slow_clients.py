@@ -9,7 +9,7 @@ from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.raw_http import BODY, CHUNKED, GET, LINE, chunked, connected, post, read_response
 from cortex.running_gateway import Cortex, eventually
-from helexa.http import connection
+from helexa.http import connection_and_timeouts
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from helexa.http import connection
 async def test_request_head_that_stays_incomplete_closes_the_connection(
     cortex: Cortex, partial_head: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 0.05)
     async with connected(cortex) as (reader, writer):
         writer.write(partial_head)
         assert await reader.read() == b""
@@ -32,7 +32,7 @@ async def test_request_head_that_stays_incomplete_closes_the_connection(
 async def test_client_that_sends_only_empty_lines_slowly_is_disconnected(
     cortex: Cortex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 0.1)
     async with connected(cortex) as (reader, writer):
         closed = asyncio.ensure_future(reader.read())
         while not closed.done():
@@ -44,7 +44,7 @@ async def test_client_that_sends_only_empty_lines_slowly_is_disconnected(
 async def test_timeout_of_the_request_head_does_not_limit_the_body_or_response(
     cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECS", 0.02)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 0.02)
 
     async def head_timeout() -> None:
         """Wait until the gateway has closed another connection because of its incomplete head."""
@@ -73,7 +73,7 @@ async def test_client_that_reads_nothing_is_disconnected(
         while True:
             await response.write(fake_node.chunk("a" * 10_000) * 10)
 
-    monkeypatch.setattr(connection, "STALL_SECS", 0.1)
+    monkeypatch.setattr(connection_and_timeouts, "STALL_SECS", 0.1)
     node.speak = speak
     async with connected(cortex) as (reader, writer):
         writer.write(post())
@@ -134,8 +134,8 @@ ENDLESS = {
 async def test_client_that_sends_an_endless_head_or_body_is_disconnected(
     cortex: Cortex, node: FakeNode, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECS", 0.3)
-    monkeypatch.setattr(connection, "LINGER_SECS", 0.3)
+    monkeypatch.setattr(connection_and_timeouts, "HEAD_SECS", 0.3)
+    monkeypatch.setattr(connection_and_timeouts, "LINGER_SECS", 0.3)
     begin, continuation = ENDLESS[case]
     async with connected(cortex) as (_, writer):
         writer.write(begin)

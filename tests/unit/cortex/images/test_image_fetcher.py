@@ -14,7 +14,7 @@ from cortex.images.image_server import PNG, PNG_URL, ImageServer, image_server
 from helexa.core.errors import ApiError
 from helexa.cortex.config import ImagesSection
 from helexa.cortex.image_fetcher import MAX_REDIRECTS, MAX_WAITING, FetchMemory, ImageFetcher
-from helexa.http.service_and_body_budget import BodyBudget
+from helexa.http.service_and_memory_budget import BodyBudget
 
 LOOPBACK = ["127.0.0.0/8"]
 

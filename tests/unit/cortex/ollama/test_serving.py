@@ -355,7 +355,7 @@ def test_second_address_on_the_network_without_keys_is_a_configuration_error() -
 async def test_streaming_request_gets_parts_without_text_while_its_model_loads(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helexa.cortex.forwarding.relay.KEEP_ALIVE_AFTER_SECS", 0.01)
+    monkeypatch.setattr("helexa.cortex.forwarding.relay_and_keep_alive.KEEP_ALIVE_AFTER_SECS", 0.01)
     node.may_load.clear()
     node.speak = streams(*STREAM)
     async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:

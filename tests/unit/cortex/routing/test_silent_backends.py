@@ -14,7 +14,7 @@ from aiohttp import ClientResponse, web
 from cortex.fake_node import COMPLETION, DONE, FINAL, RESPONSE_STREAM, ROLE, FakeNode, begin, chunk, event
 from cortex.running_gateway import Cortex, eventually, running_cortex
 from helexa.core.sse import KEEP_ALIVE
-from helexa.cortex.forwarding import relay
+from helexa.cortex.forwarding import relay_and_keep_alive
 
 STOP = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
 BODY: dict[str, Any] = {
@@ -28,7 +28,7 @@ BODY: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "SILENCE_SECS", 0.02)
+    monkeypatch.setattr(relay_and_keep_alive, "SILENCE_SECS", 0.02)
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ import pytest
 
 from helexa.core.node_reports import Discovery
 from helexa.neuron.doctor_machine import describe_cpu_ranks, describe_devices, describe_gpu_ranks, describe_numa_nodes
-from helexa.neuron.hardware.accelerators import DeviceLink, links_between
 from helexa.neuron.hardware.cpus import CpuNode
+from helexa.neuron.hardware.nvidia_gpus import DeviceLink, links_between
 
 
 class NvmlError(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError, SourceError
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.core.node_reports import LocalModel, PullRequest
 from helexa.neuron.config import NeuronConfig, SourceConfig
 from helexa.neuron.lifecycle.inspection import describe, inspect, template_abilities
@@ -19,7 +19,7 @@ from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import MAX_RUNNING, Pulls
 from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.sources.local_models import MAX_DEPTH, FolderScan
-from helexa.neuron.text.text_settings import TemplateSources
+from helexa.neuron.text.settings_and_sampling_defaults import TemplateSources
 from neuron.fake_hub import FakeHub
 
 COMMIT = "0" * 40

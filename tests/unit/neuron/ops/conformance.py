@@ -18,7 +18,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ranks.rank import exchange_for
-from helexa.neuron.engine.step_input import StepBuffers, StepInput
+from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers, StepInput
 from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity, Span
 from helexa.neuron.ops.convolution import ConvSizes, ConvWeights
 from helexa.neuron.ops.expert_routing_and_mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing

@@ -10,7 +10,7 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence as EngineSequence
-from helexa.neuron.engine.step_input import StepBuffers, StepInput, int32
+from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers, StepInput, int32
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity, Span
 from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.native.native_ops import NativeOps

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.scheduling.plan import PlanEntry
-from helexa.neuron.engine.step_input import StepBuffers
+from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.kernel_header import CONSTANTS, PAGE_SIZE
 from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, KernelLibrary, native_kernels

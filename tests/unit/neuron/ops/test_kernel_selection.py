@@ -63,6 +63,14 @@ def test_kv_cache_has_16_bits_if_the_context_length_is_at_most_8192(
     assert kernels_for(CPU, EngineOptions(**options), config, half=True).kv_bits == bits
 
 
+@pytest.mark.parametrize(("options", "head_dim", "bits"), [({}, 128, 8), ({}, 256, 16), ({"kv_dtype": "int8"}, 256, 8)])
+def test_kv_cache_has_16_bits_if_a_head_has_more_than_128_numbers(
+    library: KernelLibrary, options: dict[str, Any], head_dim: int, bits: int
+) -> None:
+    config = SHAPE | {"max_position_embeddings": 32768, "head_dim": head_dim}
+    assert kernels_for(CPU, EngineOptions(**options), config, half=True).kv_bits == bits
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_request_for_float32_or_float16_selects_plain_torch_instead_of_native_kernels(dtype: torch.dtype) -> None:
     choice = select_kernels(CPU, dtype, SHAPE)

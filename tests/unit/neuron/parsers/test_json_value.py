@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.neuron.parsers.argument_values import MAX_BARE, argument_text, dumps, strict_loads
-from helexa.neuron.parsers.json_value import MAX_DEPTH, JsonValue, read_json, repaired_json
+from helexa.neuron.parsers.json_value_and_repair import MAX_DEPTH, JsonValue, read_json, repaired_json
 from helexa.neuron.parsers.source import Markers, NotACall, Source
 from nightly import cases
 

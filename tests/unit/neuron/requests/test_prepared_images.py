@@ -9,7 +9,7 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatMessage
-from helexa.neuron.requests.prompt import prepared_images
+from helexa.neuron.requests.prompt_images_and_thinking import prepared_images
 from helexa.neuron.vision.image_tokens_and_errors import ImageError
 
 SECONDS = 20.0

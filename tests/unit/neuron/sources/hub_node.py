@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import SourceError
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.hubs_and_sources import Sources
 from neuron.fake_hub import FakeHub

@@ -41,7 +41,7 @@ async def test_process_that_waits_for_a_download_resumes_it_if_the_downloader_is
     hub.inject(FILE, Fault(stall=1_500_000))
     script = f"""
 import asyncio
-from helexa.core.model_names import ModelSource
+from helexa.core.model_source_ids import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.hubs_and_sources import Sources
 sources = Sources(read_config(None, {node.environ!r}))

@@ -7,7 +7,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from helexa.neuron.text.chat_template import CHATML, ChatTemplate, TemplateError
-from helexa.neuron.text.text_settings import MAX_SOURCE_LENGTH
+from helexa.neuron.text.settings_and_sampling_defaults import MAX_SOURCE_LENGTH
 from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text.conversations import HI, RESULT, TOOLS, WEATHER_CALL, WEATHER_MESSAGE, calling, text
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.text_settings import (
+from helexa.neuron.text.settings_and_sampling_defaults import (
     POOLING_FILE,
     pooling_in_directory,
     pooling_in_gguf,

@@ -6,7 +6,7 @@ import pytest
 
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.neuron.requests.sampling_and_context_limit import output_limit, sampling_params
-from helexa.neuron.text.text_settings import defaults_in_directory, defaults_in_gguf
+from helexa.neuron.text.settings_and_sampling_defaults import defaults_in_directory, defaults_in_gguf
 
 
 def request(**fields):

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import AutoTokenizer
 
-from helexa.neuron.text.text_settings import special_tokens_in_directory, special_tokens_in_gguf
+from helexa.neuron.text.settings_and_sampling_defaults import special_tokens_in_directory, special_tokens_in_gguf
 from local_tokenizers import from_gguf
 
 ADDED = {"__type": "AddedToken", "content": "<pad>", "lstrip": False, "rstrip": False, "single_word": False}

@@ -7,7 +7,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from helexa.neuron.text.chat_template import ChatTemplate, TemplateError
-from helexa.neuron.text.text_settings import TemplateSources
+from helexa.neuron.text.settings_and_sampling_defaults import TemplateSources
 from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes, text
 

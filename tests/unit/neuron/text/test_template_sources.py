@@ -9,7 +9,7 @@ from tokenizers import models
 from transformers import AutoTokenizer
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.text_settings import MAX_SOURCE_LENGTH, TemplateSources
+from helexa.neuron.text.settings_and_sampling_defaults import MAX_SOURCE_LENGTH, TemplateSources
 
 NAMED_TEMPLATES = [{"name": "tool_use", "template": "tools of config"}, {"name": "default", "template": "config"}, "x"]
 

@@ -18,7 +18,7 @@ from helexa.neuron.weights.gguf import header_and_metadata_reader as gguf_header
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 from helexa.neuron.weights.gguf.header_and_metadata_reader import StringArray
-from helexa.neuron.weights.gguf.metadata_access import suppressed_tokens
+from helexa.neuron.weights.gguf.typed_metadata_and_token_types import suppressed_tokens
 
 WriteGguf = Callable[..., Path]
 

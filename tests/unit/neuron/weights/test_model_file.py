@@ -11,11 +11,11 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.model_path_and_digest import model_digest
 from helexa.neuron.lifecycle.inspection import describe
 from helexa.neuron.processes.file_locks_and_threads import is_used, mark_used
-from helexa.neuron.text.text_settings import TemplateSources, read_object
+from helexa.neuron.text.settings_and_sampling_defaults import TemplateSources, read_object
 from helexa.neuron.text.tokenizer_json import read_tokenizer_json
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import open_model_file, read_json, read_model_file
-from helexa.neuron.weights.safetensors_file import file_tensors
+from helexa.neuron.weights.safetensors_shards import file_tensors
 
 READERS: list[tuple[str, Callable[[Path], object]]] = [
     ("config.json", lambda folder: read_json(folder / "config.json")),

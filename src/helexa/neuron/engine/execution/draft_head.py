@@ -23,7 +23,7 @@ from helexa.neuron.engine.execution.step_builder import may_keep, wanted_states
 from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32, Int32
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32, Int32
 from helexa.neuron.models.draft_heads import DraftHead
 from helexa.neuron.ops.kernel_header import MAX_DRAFTS, NON_FINITE, PAGE_SIZE
 

@@ -20,7 +20,7 @@ from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32, Int32, StepInput, int32
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32, Int32, StepInput, int32
 from helexa.neuron.ops.kernel_header import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.sampling import Adjustments, Sampling
 

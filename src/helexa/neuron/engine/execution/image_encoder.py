@@ -8,7 +8,7 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32, Int32, int32
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32, Int32, int32
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 
 

@@ -16,8 +16,8 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
-from helexa.neuron.engine.step_input import Int32, StepBuffers, StepInput, buckets, int32
-from helexa.neuron.engine.step_output_and_pooling import (
+from helexa.neuron.engine.step_input_and_graph_sizes import Int32, StepBuffers, StepInput, buckets, int32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import (
     MOST_ROWS,
     Logprobs,
     Readback,

@@ -9,7 +9,7 @@ import numpy as np
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder, ImageRows
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32, HiddenRows, Int32, StepInput, fitting, int32
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32, HiddenRows, Int32, StepInput, fitting, int32
 from helexa.neuron.engine.window_page_pool import WindowPages
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.kernel_header import PAGE_SIZE

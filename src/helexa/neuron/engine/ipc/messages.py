@@ -10,7 +10,7 @@ import msgspec
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.host_channel import ChannelState, HostAddress
-from helexa.neuron.text.text_settings import Pooling
+from helexa.neuron.text.settings_and_sampling_defaults import Pooling
 from helexa.neuron.vision.image_tokens_and_errors import ImageLayout, ImageRange
 
 MAX_TRACED_STEPS = 64  # Maximum number of steps that the engine reports for a traced request

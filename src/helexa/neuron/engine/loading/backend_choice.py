@@ -23,6 +23,7 @@ from helexa.neuron.tensors import Device
 _log = logging.getLogger("helexa.neuron.engine")
 _T = TypeVar("_T")
 _SHORT_CONTEXT = 8192
+_LARGEST_8_BIT_HEAD = 128
 
 
 def choose_backend(options: EngineOptions, rank: int = 0) -> None:
@@ -120,7 +121,12 @@ def kernels_for(device: Device, options: EngineOptions, config: dict[str, Any], 
 
 
 def _automatic_kv_bits(options: EngineOptions, config: dict[str, Any]) -> int | None:
-    """Return 16 bits for a short context; else None, so that the kernels choose."""
+    """Return 16 bits for short contexts and large heads; None: the kernels choose."""
+    heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
+    # All 8-bit numbers of a head share one scale. For heads of 256 numbers (gemma-3-270m), the divergence from float32
+    # is four times as large with 8 bits as with 16 (docs/benchmark-results.md).
+    if (config.get("head_dim") or hidden // heads) > _LARGEST_8_BIT_HEAD:
+        return 16
     trained = config.get("max_position_embeddings")
     context = min(filter(None, (options.context_length, trained)), default=0)
     # In a short context, attention takes a small share of a step, so 8 bits would save little and round every answer.

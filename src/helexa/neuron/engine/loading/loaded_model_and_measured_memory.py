@@ -19,7 +19,7 @@ from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryReque
 from helexa.neuron.engine.loading.memory_division import LEAST_CONTEXT
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.step_input_and_graph_sizes import StepInput
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import PAGE_SIZE

@@ -107,7 +107,7 @@ def free_memory(device: Device, options: EngineOptions) -> int:
     """Return the free bytes of `device`; with several GPUs, of the one with the least."""
     if device.type != "cuda":
         return host_memory()[0]
-    from helexa.neuron.hardware.accelerators import device_health  # imports pydantic, which CPU engines do not need
+    from helexa.neuron.hardware.nvidia_gpus import device_health  # imports pydantic, which CPU engines do not need
 
     # The driver reports the memory of the other devices, because torch would allocate memory on a device to read it.
     return least_free(tensors.cuda.mem_get_info(device)[0], options.devices, device_health() if options.devices else [])

@@ -26,7 +26,7 @@ from helexa.neuron.engine.ranks.messages import (
     WriteCache,
     digest_of,
 )
-from helexa.neuron.engine.step_input import decode_input
+from helexa.neuron.engine.step_input_and_graph_sizes import decode_input
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.native.native_ops import NativeOps

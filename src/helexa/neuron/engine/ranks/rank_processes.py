@@ -46,8 +46,8 @@ from helexa.neuron.engine.ranks.messages import (
     digest_of,
 )
 from helexa.neuron.engine.ranks.rank import exchange_for
-from helexa.neuron.engine.step_input import StepInput
-from helexa.neuron.engine.step_input import encode as encode_step
+from helexa.neuron.engine.step_input_and_graph_sizes import StepInput
+from helexa.neuron.engine.step_input_and_graph_sizes import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.rank_group_and_shares import SharedMemory

@@ -11,7 +11,7 @@ import numpy as np
 from helexa.neuron.engine.ipc.messages import CachedPrefixes, PrefixMiss
 from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Int32
+from helexa.neuron.engine.step_input_and_graph_sizes import Int32
 
 # Minimum number of tokens that a prompt must compute before a `PrefixMiss` is reported. Only prompts with at least as
 # many tokens are recorded.

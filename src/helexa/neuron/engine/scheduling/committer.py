@@ -10,8 +10,8 @@ from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32
-from helexa.neuron.engine.step_output_and_pooling import are_finite
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import are_finite
 from helexa.neuron.ops.kernel_header import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")

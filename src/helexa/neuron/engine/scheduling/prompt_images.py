@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from helexa.neuron.engine.ipc.messages import Generate
-from helexa.neuron.engine.step_input import Int32, int32
+from helexa.neuron.engine.step_input_and_graph_sizes import Int32, int32
 from helexa.neuron.vision.image_tokens_and_errors import ImageLayout, ImageRange
 
 

@@ -34,7 +34,7 @@ from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTrai
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
-from helexa.neuron.engine.step_input import Float32
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32
 
 
 class Scheduler:

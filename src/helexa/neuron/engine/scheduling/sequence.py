@@ -23,8 +23,8 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter, TokenCounts
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
-from helexa.neuron.engine.step_input import Float32, Int32, int32
-from helexa.neuron.engine.step_output_and_pooling import PooledVector
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32, Int32, int32
+from helexa.neuron.engine.step_output_logprobs_and_pooling import PooledVector
 
 
 @dataclass(eq=False)

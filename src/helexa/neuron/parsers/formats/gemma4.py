@@ -6,7 +6,7 @@ from typing import Any
 
 from helexa.neuron.parsers.argument_values import bare_value, dumps, strict_loads
 from helexa.neuron.parsers.json_call import read_arguments, take_surplus
-from helexa.neuron.parsers.json_value import repaired_json
+from helexa.neuron.parsers.json_value_and_repair import repaired_json
 from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import MAX_NAME, Markers, NotACall, Reading, Source

@@ -9,7 +9,7 @@ from typing import Any
 
 from helexa.neuron.parsers.argument_values import bare_value, dumps, strict_loads
 from helexa.neuron.parsers.json_call import read_calls
-from helexa.neuron.parsers.json_value import repaired_json
+from helexa.neuron.parsers.json_value_and_repair import repaired_json
 from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source

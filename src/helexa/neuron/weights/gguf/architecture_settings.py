@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from helexa.neuron.weights.gguf import expert_and_recurrent_settings as experts
-from helexa.neuron.weights.gguf.metadata_access import Metadata
+from helexa.neuron.weights.gguf.typed_metadata_and_token_types import Metadata
 
 _ConfigReader = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
 

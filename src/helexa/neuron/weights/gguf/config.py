@@ -11,7 +11,7 @@ from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.architecture_settings import FAMILIES
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.header_and_metadata_reader import is_list_of
-from helexa.neuron.weights.gguf.metadata_access import Metadata, suppressed_tokens
+from helexa.neuron.weights.gguf.typed_metadata_and_token_types import Metadata, suppressed_tokens
 
 _GRANITE = frozenset(["granite", "granitehybrid", "granitemoe", "granite_swa"])
 

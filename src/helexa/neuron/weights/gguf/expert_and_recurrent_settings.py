@@ -7,7 +7,7 @@ Each function reads the keys of one architecture, or of several with the same ke
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.neuron.weights.gguf.metadata_access import Metadata
+from helexa.neuron.weights.gguf.typed_metadata_and_token_types import Metadata
 
 _SOFTMAX, _SIGMOID = 1, 2  # values of `expert_gating_func`
 

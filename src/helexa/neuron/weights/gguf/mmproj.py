@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.files import GgufFile, gguf_models, is_mmproj
 from helexa.neuron.weights.gguf.header_and_metadata_reader import read_header
-from helexa.neuron.weights.gguf.metadata_access import Metadata
+from helexa.neuron.weights.gguf.typed_metadata_and_token_types import Metadata
 
 _ARCHITECTURE = "clip"
 _PRECISIONS = ("bf16", "f16", "q8_0", "f32")  # in the order of preference if there are several files

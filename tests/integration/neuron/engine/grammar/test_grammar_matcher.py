@@ -25,7 +25,7 @@ from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, rejection_masks
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_output_and_pooling import Sampled
+from helexa.neuron.engine.step_output_logprobs_and_pooling import Sampled
 from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from nightly import cases

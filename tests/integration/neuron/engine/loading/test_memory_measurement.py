@@ -23,7 +23,7 @@ from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.loading.memory_request import least_free
 from helexa.neuron.engine.ranks.messages import Allocate, RankAllocated, RankMemory, ReportMemory, RunStep, digest_of
 from helexa.neuron.engine.ranks.rank import Rank
-from helexa.neuron.engine.step_input import encode
+from helexa.neuron.engine.step_input_and_graph_sizes import encode
 from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.kernel_selection import SelectedKernels
 from neuron.memory_requests import MIB, needs

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helexa.neuron.engine.step_output_and_pooling import Logprobs
+from helexa.neuron.engine.step_output_logprobs_and_pooling import Logprobs
 from helexa.neuron.ops.kernel_header import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 

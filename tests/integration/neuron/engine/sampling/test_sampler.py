@@ -10,7 +10,7 @@ from helexa.neuron.engine.execution.step_builder import build_step, sampled_rows
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_output_and_pooling import RejectionMasks, Sampled
+from helexa.neuron.engine.step_output_logprobs_and_pooling import RejectionMasks, Sampled
 from helexa.neuron.ops.kernel_header import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import uniforms

@@ -11,7 +11,7 @@ from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.ngrams_and_counts import TokenCounts
 from helexa.neuron.engine.scheduling.plan import PlanEntry, allows_planning_ahead
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_output_and_pooling import Sampled
+from helexa.neuron.engine.step_output_logprobs_and_pooling import Sampled
 from helexa.neuron.ops.kernel_header import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import adjusted

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.step_input import StepBuffers
+from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.linear_and_norm_operators import LinearOp

@@ -218,7 +218,7 @@ def test_installed_wheel_reports_commit_and_time_of_its_build(tmp_path: Path, mo
     monkeypatch.delenv("HELEXA_BUILD_SHA")
     unpack(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    facts = "from helexa.neuron.hardware.discovery import build_facts as facts; print(facts()"
+    facts = "from helexa.neuron.hardware.machine_description import build_facts as facts; print(facts()"
     outputs = [
         subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True, timeout=60)
         for code in (

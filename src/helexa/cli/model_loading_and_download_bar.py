@@ -22,7 +22,7 @@ from helexa.cli.terminal_output_and_errors import (
 from helexa.core.display import file_size_text
 from helexa.core.errors import HelexaError, SourceError
 from helexa.core.known_models import full_name, known_models, short_names
-from helexa.core.model_names import suggestion
+from helexa.core.model_source_ids import suggestion
 from helexa.generation.model import Model
 from helexa.generation.target import Target
 from helexa.generation.target_choice import DEFAULT_MODEL

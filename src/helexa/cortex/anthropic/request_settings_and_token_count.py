@@ -8,8 +8,8 @@ import orjson
 
 from helexa.core.errors import ApiError, missing_model
 from helexa.core.image_file import image_tokens
-from helexa.cortex.anthropic.conversation import chat_messages, check_bounds, string
 from helexa.cortex.anthropic.message_and_errors import invalid_anthropic_body, read_object, shown, to_json
+from helexa.cortex.anthropic.messages_to_chat import chat_messages, check_bounds, string
 from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -17,7 +17,7 @@ from helexa.core.sse import first_event_end, last_event_end
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.breaker import COOLDOWN_SECS
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.forwarding.client_reply import Reply
+from helexa.cortex.forwarding.client_reply_and_error_events import Reply
 from helexa.cortex.forwarding.headers import UNBUFFERED, returned_headers
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.retry import (

@@ -16,9 +16,9 @@ import psutil
 
 from helexa.core.node_reports import Discovery, NumaNode
 from helexa.core.version import build_identity
-from helexa.neuron.hardware.accelerators import HIDDEN, accelerators, has_nvidia_driver
 from helexa.neuron.hardware.cpus import numa_nodes
 from helexa.neuron.hardware.host_memory import memory_id
+from helexa.neuron.hardware.nvidia_gpus import HIDDEN, accelerators, has_nvidia_driver
 
 
 @cache

@@ -15,7 +15,7 @@ from helexa.http.headers import Headers
 from helexa.http.idle_connections import DeadlineTimer, has_input, is_gone
 from helexa.http.request_cycle_and_disconnects import INTERIM, STOPPING, DisconnectGuard, RequestCycle
 from helexa.http.request_parser import CHUNK_BYTES, Framing, RequestParser, body_decoder, error_response, target
-from helexa.http.service_and_body_budget import Service
+from helexa.http.service_and_memory_budget import Service
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ import numpy as np
 from helexa.neuron import tensors
 from helexa.neuron.engine.grammar_matcher import Mask
 from helexa.neuron.engine.ipc.messages import Logprob
-from helexa.neuron.engine.step_input import Float32, HiddenRows, int32
+from helexa.neuron.engine.step_input_and_graph_sizes import Float32, HiddenRows, int32
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.sampling import Sampling
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.text.text_settings import Pooling
+from helexa.neuron.text.settings_and_sampling_defaults import Pooling
 
 MOST_ROWS = 64  # Maximum rows of logits in memory. Logits take about 100 times as much memory as hidden states.
 
