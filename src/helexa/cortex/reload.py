@@ -122,7 +122,7 @@ class Reloader:
         """Return configuration, catalog, and whether cortex.toml is complete."""
         is_complete = self._path is None or _ends_with_line_break(self._path)
         config = configs.load(self._path)
-        # A missing catalog is valid, but an existing catalog may be missing only while an editor replaces the file.
+        # A file that is missing since the start is valid. If it existed before, an editor may be replacing it.
         if self._catalog.models and not config.models_config.exists():
             raise ConfigError(f"{config.models_config} does not exist; create this file, or change models_config")
         return config, catalogs.load(config.models_config), is_complete

@@ -229,7 +229,7 @@ def load(
 ) -> Model:
     """Load a model, and return an object with methods to generate responses.
 
-    See `Options` for the arguments.
+    See `Options` for the arguments, and `OnProgress` for `on_progress`.
 
     The returned object can be used in a `with` block. At the end of the block, the model is unloaded from its private
     engine, unless another object from `load` still uses the model. Without a `with` block, the model stays loaded until

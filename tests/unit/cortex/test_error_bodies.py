@@ -110,7 +110,7 @@ TGI = (
         (400, {"type": "error", "error": {"type": "x", "message": "prompt is too long: 5000 tokens > 4096 maximum"}}),
     ],
 )
-def test_context_length_errors_of_all_servers_get_the_code_that_makes_clients_compact(status: int, body: Any) -> None:
+def test_context_length_errors_of_all_servers_get_the_code_context_length_exceeded(status: int, body: Any) -> None:
     data = json.dumps(body).encode()
     error = read_error(status, data)
     assert (error.status, error.code, error.extras) == (
@@ -133,7 +133,7 @@ def test_context_length_errors_of_all_servers_get_the_code_that_makes_clients_co
         "only text is supported in this context",
     ],
 )
-def test_other_backend_errors_do_not_get_the_code_that_makes_clients_compact(text: str) -> None:
+def test_other_backend_errors_do_not_get_the_code_context_length_exceeded(text: str) -> None:
     assert read({"error": text}) == (400, None, text)
     assert read({"error": "the context window exceeded our patience"}, 500)[1] is None
 

@@ -78,6 +78,10 @@ def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def parts(block: Mapping[str, Any], field: str) -> list[Part]:
     """Translate one of Anthropic's content blocks to content parts of a chat message.
 
+    Args:
+        block: a block from `blocks`.
+        field: path of the block in the request body, for error messages.
+
     Raises:
         ApiError: 400 `invalid_anthropic_body`: the block is malformed, or the source of an image or document is not
             supported.

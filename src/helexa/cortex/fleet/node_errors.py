@@ -68,8 +68,10 @@ def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: boo
             hint = "; check that the node runs" if number == errno.ECONNREFUSED else ""
             return f"{os.strerror(number).lower()} at {endpoint}{hint}"
     if isinstance(error, IncompleteResponseError):
-        if begun or error.is_invalid:
-            return f"{endpoint} answered {path} with invalid HTTP; check the endpoint of the node"
+        if error.is_invalid:
+            return f"{endpoint} answered {path} with invalid HTTP ({error}); check the endpoint of the node"
+        if begun:
+            return f"{endpoint} closed the connection within its answer to {path}; see the node's log"
         return f"{endpoint} closed the connection without an answer to {path}; see the node's log"
     return f"the request for {path} at {endpoint} failed: {type(cause or error).__name__}; see the node's log"
 

@@ -175,12 +175,12 @@ async def forward_error(
     if says_model_is_gone(node_error):
         fleet.lost(record.node, record.model)
         message = f"node '{record.node}' does not have model '{record.model}' loaded any more; try again"
-        raise NoResponse(f"the node answered HTTP {status}", "gone", service_unavailable(message, RETRY_GONE))
+        raise NoResponse("the node has unloaded the model", "gone", service_unavailable(message, RETRY_GONE))
     if node_error.code == MODEL_SLEEPING:
         # The outcome `gone` makes the gateway load the model again. It may unload other models, so that this model has
         # the memory to wake.
         fleet.fell_asleep(record.node, record.model)
-        raise NoResponse(f"the node answered HTTP {status}", "gone", for_client(node_error, record.node))
+        raise NoResponse("the model sleeps on the node", "gone", for_client(node_error, record.node))
     error, outcome = for_client(node_error, record.node), error_outcome(status, node_error)
     if outcome is None and fleet.rejected(record.node, record.model, record.requester):
         outcome = "declined"  # the node is suspect: it has rejected several requests in a row
@@ -191,7 +191,7 @@ async def forward_error(
     if outcome is not None and not last:
         if outcome == "busy":
             error = overloaded(f"every node that has model '{record.model}' is busy; try again", RETRY_BUSY)
-        raise NoResponse(f"the node answered HTTP {status}", outcome, error)
+        raise NoResponse(f"the node answered HTTP {status} code={node_error.code}", outcome, error)
     record.failed = True
     record.status = record.status or error.status
     record.code = error.code

@@ -324,7 +324,8 @@ class UpstreamConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._fail(IncompleteResponseError("the node sent a protocol upgrade", is_invalid=True))
         except httptools.HttpParserError as error:
-            self._fail(IncompleteResponseError(type(error).__name__, is_invalid=True))
+            # An exception of a callback, such as `on_header`, is the context of the parser's exception.
+            self._fail(IncompleteResponseError(str(error.__context__ or error), is_invalid=True))
         else:
             # Many buffered bytes mean that the client reads more slowly than the node sends.
             if self._buffered_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:

@@ -160,7 +160,9 @@ class RemoteStages:
     def load(
         self, layers: list[range], options: EngineOptions, on_progress: Callable[[int, int], None]
     ) -> list[StageGranted]:
-        """Make all stages load their layers; return the memory that their hosts grant.
+        """Start the load of all stages; return the memory that their hosts grant.
+
+        The stages still read their weights after the return: see `wait_until_loaded`.
 
         Args:
             layers: the layers of each stage after stage 0.

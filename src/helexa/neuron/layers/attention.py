@@ -8,6 +8,7 @@ from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.rope import Rope
 from helexa.neuron.ops.batch import AttentionKind
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms, LinearOp, QueryTemperature
 from helexa.neuron.ops.rank_group_and_shares import RowRange
 from helexa.neuron.tensors import Tensor
@@ -138,15 +139,26 @@ class Attention:
             qkv = self._ops.scale_queries(qkv, self._heads, step.batch.positions, self._temperature)
         tables = step.tables(self._rope)
         queries = self._ops.rotate_store(qkv, self._heads, tables, cache, step.batch.slots_of(self._kind), self._norms)
-        attend = self._ops.attend_sampled if step.is_narrow else self._ops.attend
-        out = attend(queries, cache, step.batch, self._kind)
+        out = attend(self._ops, queries, cache, step, self._kind, rows)
         if gated is not None:
-            out = self._ops.gate_heads(out, gated)
-        out = out.view(x.shape[0], -1)
-        # The rows are chosen only now, because K and V of all rows must be in the cache.
-        if rows is not None:
-            out = self._ops.choose_rows(out, rows)
-        return self._out(out)
+            out = self._ops.gate_heads(out, gated if rows is None else _chosen(self._ops, gated, rows))
+        return self._out(out.view(out.shape[0], -1))
+
+
+def attend(ops: Ops, queries: Tensor, cache: Tensor, step: Step, kind: AttentionKind, rows: Tensor | None) -> Tensor:
+    """Return the attention of `queries` [T, heads, D], or only of the S rows `rows`.
+
+    The keys and values of all T rows must be in `cache`.
+    """
+    if rows is None:
+        return (ops.attend_sampled if step.is_narrow else ops.attend)(queries, cache, step.batch, kind)
+    if step.batch.has_unneeded_rows:
+        return ops.attend_sampled(_chosen(ops, queries, rows), cache, step.batch, kind)
+    return _chosen(ops, ops.attend(queries, cache, step.batch, kind), rows)
+
+
+def _chosen(ops: Ops, x: Tensor, rows: Tensor) -> Tensor:
+    return ops.choose_rows(x.view(x.shape[0], -1), rows).view(rows.shape[0], *x.shape[1:])
 
 
 class NormedProjections:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from helexa.neuron.layers.attention import attend
 from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.rope import Rope
@@ -88,11 +89,9 @@ class LatentAttention:
         absorbed = self._to_latent(queries)  # [T, heads, L]
         qkv = ops.join_latent(queries, absorbed, self._latent(x), self._norm, _EPS, self._interleaved)
         queries = ops.rotate_store(qkv, self._heads, step.tables(self._rope), cache, step.batch.slots)
-        latents = ops.attend(queries, cache, step.batch, self._kind)  # [T, heads, R + L]
-        out = self._to_values(latents, sizes.rotated).view(x.shape[0], self._heads * sizes.value)
-        if rows is not None:
-            out = ops.choose_rows(out, rows)
-        return self._out(out)
+        # [T, heads, R + L]; with `rows`, [S, heads, R + L]
+        latents = attend(ops, queries, cache, step, self._kind, rows)
+        return self._out(self._to_values(latents, sizes.rotated).view(latents.shape[0], self._heads * sizes.value))
 
 
 def _head_projections(

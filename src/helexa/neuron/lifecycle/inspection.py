@@ -78,7 +78,10 @@ class Inspector:
         self._sandbox = Sandbox(self._pool, processes=1)
 
     def inspect(self, path: Path) -> Inspection:
-        """Return memory need and properties of a GGUF file or checkpoint folder."""
+        """Return memory need and properties of a GGUF file or checkpoint folder.
+
+        For files that cannot be read, the result has only a `problem`.
+        """
         request = InspectionRequest(str(path), self._rows, self._sequences)
         try:
             return msgspec.json.decode(self._sandbox.request(msgspec.json.encode(request)), type=Inspection)
@@ -93,7 +96,14 @@ class Inspector:
 
 
 def inspect(path: Path, rows: int, sequences: int) -> Inspection:
-    """Return memory need and properties of the model at `path`, from its headers."""
+    """Return memory need and properties of the model at `path`, from its headers.
+
+    For invalid files, the result has only a `problem`.
+
+    Args:
+        rows: number of tokens of the largest step.
+        sequences: number of sequences of the largest step.
+    """
     try:
         weights, parameters, config, templates = _checkpoint(path) if path.is_dir() else _gguf(path)
         settings, vision = Settings(config), has_vision(path)

@@ -264,8 +264,7 @@ class Decoder:
             hidden = stage.receive(self.loader.ops, batch.tokens.shape[0], self.settings.hidden)
         # After the last layer that has its own cache, only the rows in `sample_rows` are needed. This layer stores the
         # keys and values of all rows, but it and all later layers compute outputs only for these rows.
-        few = batch.sample_rows.shape[0] < batch.tokens.shape[0] and batch.attention_ends is None
-        last = self._last_cached if few else self.settings.layers - 1
+        last = self._last_cached if batch.has_unneeded_rows else self.settings.layers - 1
         for index, block, cache in zip(self._layers, self.blocks, caches, strict=True):
             if self.kept is not None:
                 self.kept.keep_input(index, hidden, delta, batch.sample_rows)

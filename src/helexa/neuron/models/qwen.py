@@ -52,7 +52,7 @@ class Qwen3(Qwen2):
 class Qwen3Moe(WithExperts, Qwen3):
     """Qwen3 with a mixture of experts.
 
-    If `use_sliding_window` is true, all layers have a sliding window.
+    If `use_sliding_window` is true, and `max_window_layers` is missing, all layers have a sliding window.
     """
 
     defaults: ClassVar = {**Qwen2.defaults, "max_window_layers": 0, "num_key_value_heads": 4, "num_experts_per_tok": 8}

@@ -119,6 +119,12 @@ class Batch:
     # [B, W] in host memory, page numbers as in `SpanTable.pages`, for the caches of layers with a sliding window
     window_pages: NDArray[np.int32] | None = None
 
+    @property
+    def has_unneeded_rows(self) -> bool:
+        """Whether the last layers may skip rows: those whose outputs nothing reads."""
+        # Kernels compute the rows `sample_rows` alone only with causal attention.
+        return self.sample_rows.shape[0] < self.tokens.shape[0] and self.attention_ends is None
+
     def slots_of(self, kind: AttentionKind) -> Tensor:
         """Return each row's KV slot in the caches of layers with attention of `kind`."""
         return self.slots if kind.window is None or self.window_slots is None else self.window_slots

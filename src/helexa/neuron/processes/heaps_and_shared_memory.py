@@ -13,7 +13,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of glibc's <malloc.
 _ARENAS = 2
 _KEPT_BYTES = 4 << 20
 
-_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of <linux/fcntl.h>; Python names them only from 3.12 on
+# Constants of <linux/fcntl.h>. `fcntl` of a Python that was built with an old C library lacks their names.
+_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4
 
 
 def bound_heaps() -> None:

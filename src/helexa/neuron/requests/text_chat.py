@@ -34,7 +34,7 @@ class TextMessage:
 class TextChat(NumericSampling):
     """A `ChatRequest` with only text messages and sampling options.
 
-    All other options have their defaults.
+    All options of `ChatRequest` that are no field of this class have their defaults.
     """
 
     messages: tuple[TextMessage, ...]

@@ -116,7 +116,7 @@ class TemplateTraits:
 
     @cached_property
     def takes_reasoning_beside_text(self) -> bool:
-        """Whether the template renders a message with reasoning, text and tool calls."""
+        """Whether the template accepts a message with reasoning, text and tool calls."""
         call = _call_turn(self.call_shape) | {"content": "trial", "reasoning_content": "trial", "thinking": "trial"}
         return not self.call_shape.rendered or self._attempt([_USER, call, _result()], [_TOOL]) is not None
 

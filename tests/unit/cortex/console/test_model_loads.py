@@ -157,7 +157,9 @@ async def test_prefix_cache_is_cleared_on_the_nodes_that_have_the_model(
     assert (await clear(pair, "a/prefix-cache?node=no"))[0] == 404
 
 
-async def test_cleared_prompts_of_a_sleeping_model_no_longer_count_for_placement(pair: Cortex, first: FakeNode) -> None:
+async def test_placement_ignores_saved_prompts_of_a_sleeping_model_after_they_are_cleared(
+    pair: Cortex, first: FakeNode
+) -> None:
     async def verdict() -> str:
         async with pair.client.get(f"{pair.url}/api/explain?model=Org/A&node=n1", headers=ADMIN) as response:
             return (await response.json())["candidates"][0]["verdict"]

@@ -9,7 +9,7 @@ from cortex.running_gateway import open_client
 from helexa.cortex.fleet.node_errors import NodeError
 from ports import free_port
 
-INVALID_HTTP = "{url} answered /health with invalid HTTP; check the endpoint of the node"
+INVALID_HTTP = "{url} answered /health with invalid HTTP (%s); check the endpoint of the node"
 
 
 async def failure(endpoint: str) -> str:
@@ -32,8 +32,17 @@ async def test_poll_error_names_a_refused_connection_or_an_unknown_host() -> Non
     ("answer", "scheme", "message"),
     [
         (b"", "http", "{url} closed the connection without an answer to /health; see the node's log"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "http", INVALID_HTTP),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", "http", INVALID_HTTP),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "http", INVALID_HTTP % "Expected HTTP/, RTSP/ or ICE/"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+            "http",
+            "{url} closed the connection within its answer to /health; see the node's log",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\na: %b\r\n\r\n" % (b"x" * (1 << 20)),
+            "http",
+            INVALID_HTTP % "the headers of the node's response exceed 65536 bytes",
+        ),
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             "https",

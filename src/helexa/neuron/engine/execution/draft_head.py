@@ -48,7 +48,7 @@ class HeadDrafter(ModelDrafter):
 
     def keep(self, position: int, states: Float32) -> None:
         """Keep hidden states of consecutive positions, the first of which is `position`."""
-        # The kept states must be of consecutive positions, but the new states leave a gap.
+        # The new states begin after a gap, or before all kept states. Only consecutive positions can be kept.
         if not self._kept - len(self._states) <= position <= self._kept:
             self._states.clear()
             self._kept = position

@@ -445,9 +445,10 @@ class DraftGate:
         return tokens / self._sequences * plain / (plain + self._cost(chosen, count, rows, caught_up=True))
 
     def _cost(self, chosen: Collection[Candidate], count: int, rows: int, caught_up: bool = False) -> float:
-        """Return the seconds by which `count` drafts lengthen a step with `rows` rows.
+        """Return the seconds by which drafts lengthen a step with `rows` rows.
 
         Args:
+            count: number of drafts of each sequence in `chosen`, at least 1; a sequence has at most its `limit`.
             caught_up: whether to leave out the cost of tokens that the draft model still has to compute.
         """
         drafts = sum(min(count, each.limit) for each in chosen)

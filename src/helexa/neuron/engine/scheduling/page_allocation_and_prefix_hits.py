@@ -126,7 +126,10 @@ class Memory:
         return needed - held <= room
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Give a starting sequence the cached pages `prefix`, and a state slot if needed."""
+        """Give a starting sequence the cached pages `prefix`, and a state slot if needed.
+
+        The slot's state is valid only after the copy of the snapshot `sequence.restore`, which `take_restore` plans.
+        """
         if self._states is not None:
             sequence.slot = self._states.take()
             if prefix:

@@ -145,7 +145,7 @@ class Scheduler:
         return self.planner.plan()
 
     def plan_after(self) -> Plan:
-        """Plan the step after the one in flight, within `as_after` (`Planner.plan_after`)."""
+        """Plan the step after the one in flight; call it `with as_after(plan)`."""
         return self.planner.plan_after()
 
     def commit(

@@ -141,7 +141,7 @@ class StepLimits:
     rows: int | None = None  # maximum number of decoding sequences in the step; None for no limit
     # principals that have more sequences than the principal with the fewest sequences
     heavy: frozenset[str] = frozenset()
-    heavy_tokens: int = 0  # maximum number of prompt tokens of all `heavy` principals together
+    heavy_tokens: int = 0  # number of prompt tokens that all `heavy` principals together may still have in the step
     prompt_tokens: int | None = None  # maximum number of prompt tokens of all principals together; None for no limit
 
     def tokens_for(self, sequence: Sequence) -> int:

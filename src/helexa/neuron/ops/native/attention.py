@@ -170,8 +170,9 @@ class PagedAttention:
     def lay(self, batch: Batch) -> None:
         """Compute the work lists of a batch, whose forward pass follows."""
         self._batch = batch
-        for plan in self._plans.values():
-            plan.lay(batch)
+        for (_, sampled, _, _), plan in self._plans.items():
+            if not sampled or batch.has_unneeded_rows:
+                plan.lay(batch)
 
     def page_bytes(self, kv_heads: int, head_dim: int, values: bool = True) -> int:
         """Return the bytes of one KV page in one layer (see `Ops.page_bytes`)."""

@@ -101,6 +101,8 @@ class Launcher:
 
     def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the rows of x with the indexes `rows` (see `Ops.choose_rows`)."""
+        if x.dtype == tensors.bfloat16:
+            return self.choose_rows(x.view(tensors.float32), rows).view(tensors.bfloat16)
         count, width = rows.shape[0], x.shape[1]
         out = self.take(count, width) if out is None else out
         self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)

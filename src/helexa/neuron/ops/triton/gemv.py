@@ -81,8 +81,9 @@ def _warps(threads: int) -> int:
 def _products(words, numbers, FIRST: constexpr, WIDTH: constexpr, FACTOR: constexpr):
     """Return the products of `numbers` and the codes in `words`, times FACTOR * TINY.
 
-    Each word contains several codes. The function uses the code of WIDTH bits that starts at bit FIRST. The factor TINY
-    keeps sums of products in the range of float32.
+    Each word contains several codes. The function uses the code of WIDTH bits that starts at bit FIRST, and that must
+    lie in the lowest 23 bits: a caller shifts the words for other codes. The factor TINY keeps sums of products in the
+    range of float32.
     """
     codes = (words & (((1 << WIDTH) - 1) << FIRST)).to(tl.float32, bitcast=True)  # times 2 ** (FIRST - 149)
     codes = tl.reshape(codes, [words.shape[0] // (numbers.shape[0] * LANES), numbers.shape[0], LANES])

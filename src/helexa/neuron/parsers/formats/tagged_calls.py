@@ -233,7 +233,8 @@ class _ValueReader:
             line = (line + chunk)[-_MAX_SPACE:]
             sink(chunk)
 
-        # Values may contain code with tags. A value of several lines ends at a tag only at the beginning of a line.
+        # Values may contain code with tags. In a value that begins with a line break, tags of other elements count only
+        # at the beginning of a line; the end tag of the value counts everywhere.
         in_lines = (yield from source.peek()) == "\n"
         tags = Markers([*self._tags.inside_values, *([self._closing] if self._closing else [])])
         while tag := (yield from source.until(tags, pass_on)):
