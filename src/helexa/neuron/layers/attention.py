@@ -142,7 +142,7 @@ class Attention:
         out = attend(self._ops, queries, cache, step, self._kind, rows)
         if gated is not None:
             out = self._ops.gate_heads(out, gated if rows is None else _chosen(self._ops, gated, rows))
-        return self._out(out.view(out.shape[0], -1))
+        return self._out(out.view(out.shape[0], self._heads * self._head_dim))
 
 
 def attend(ops: Ops, queries: Tensor, cache: Tensor, step: Step, kind: AttentionKind, rows: Tensor | None) -> Tensor:

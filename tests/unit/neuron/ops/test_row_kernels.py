@@ -30,6 +30,17 @@ def test_choose_rows_keeps_the_requested_order(native: NativeOps) -> None:
     x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
     assert torch.equal(native.choose_rows(x, rows), x[rows])
     assert native.choose_rows(x, rows[:0]).shape == (0, 48)
+    assert torch.equal(native.choose_rows(x.bfloat16(), rows), x.bfloat16()[rows])
+
+
+def test_split_of_no_rows_by_heads_gives_each_head_no_rows(native: NativeOps) -> None:
+    """The products of the heads read `starts`, and would follow numbers of an earlier step."""
+    starts = torch.full((4,), 1 << 40)
+    split = {"heads": 3, "width": 96, "first": 0, "count": 64}
+    native._launcher.launch(
+        "split_heads", x=torch.empty(0, 3, 96), out=torch.empty(0, 64), starts=starts, rows=0, **split
+    )
+    assert starts.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-4, 1e4, 1e15])

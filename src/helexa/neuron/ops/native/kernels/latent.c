@@ -5,8 +5,9 @@
 
 KERNEL(split_heads, item) {
     int64_t rows = a->rows, heads = a->heads, count = a->count;
-    if (item < 0) return rows;
+    if (item < 0) return rows > 0 ? rows : 1; /* without rows, the products still read `starts` */
     for (int64_t head = 0; head <= heads && item == 0; head++) a->starts[head] = head * rows;
+    if (rows == 0) return 0;
     for (int64_t head = 0; head < heads; head++)
         memcpy(a->out + (head * rows + item) * count, a->x + (item * heads + head) * a->width + a->first,
                count * sizeof *a->out);
