@@ -83,10 +83,10 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     import psutil
     from support.local_model import local_path
 
-    from helexa.neuron.engine.execution.step_builder import build_step
+    from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
     from helexa.neuron.engine.ipc.engine_options import EngineOptions
     from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-    from helexa.neuron.engine.kv_cache import PagePool
+    from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
     from helexa.neuron.engine.loading.backend_choice import choose_backend
     from helexa.neuron.engine.loading.load import load_once
     from helexa.neuron.engine.scheduling.scheduler import Scheduler

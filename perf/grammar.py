@@ -30,11 +30,11 @@ from support.local_model import local_path
 from support.rows import prompt
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher, read_vocabulary
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -25,10 +25,10 @@ from statistics import median
 import msgspec
 import torch
 
-from helexa.neuron.engine.execution.step_builder import build_step, sampling_of
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step, sampling_of
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_output_logprobs_and_pooling import Sampled

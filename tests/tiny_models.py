@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from nightly import NIGHTLY

@@ -280,7 +280,7 @@ class Engine:
         import msgspec
         from gpu_support.random_models import RandomModel
 
-        from helexa.neuron.engine.kv_cache import PagePool, StatePool
+        from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
         from helexa.neuron.engine.loading import load
         from helexa.neuron.engine.loop import Steps
         from helexa.neuron.engine.scheduling.scheduler import Scheduler

@@ -13,10 +13,10 @@ from torch import Tensor
 from gpu_support.random_models import DistinctModel
 from helexa.neuron.engine.execution import runner as runner_module
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling import planning_and_preemption as planner_module

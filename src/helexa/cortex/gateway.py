@@ -19,7 +19,7 @@ from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import CONNECT_TIMEOUT_SECS
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.fleet_history import History
-from helexa.cortex.forwarding.proxy import Proxy
+from helexa.cortex.forwarding.proxy_and_cancellation import Proxy
 from helexa.cortex.forwarding.request_body_limit_and_workers import BodyWorkers
 from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.ledger.activity_and_usage_totals import Activity

@@ -12,7 +12,7 @@ from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView, find_local, nodes_without_vision, same_files
 from helexa.cortex.forwarding.client_reply_and_error_events import Reply
 from helexa.cortex.forwarding.headers import advice
-from helexa.cortex.forwarding.proxy import Settle
+from helexa.cortex.forwarding.proxy_and_cancellation import Settle
 from helexa.cortex.forwarding.relay_and_keep_alive import wait_for_load
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.retry import NoResponse, Outcome, may_retry

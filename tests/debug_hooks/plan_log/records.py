@@ -14,7 +14,7 @@ import msgspec
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Cancel, Generate
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits
 from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController

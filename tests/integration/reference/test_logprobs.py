@@ -8,7 +8,7 @@ from scheduler_runs import scheduler_of
 from transformers import PreTrainedModel
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, Logprob, SamplingParams, TokenOutput
 from helexa.neuron.engine.loading.load import load_once

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scheduler_runs import GREEDY, scheduler_of
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.loading.load import load_once

@@ -17,6 +17,7 @@ from helexa.core.sse import first_event_end, last_event_end
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.breaker import COOLDOWN_SECS
 from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.forwarding.backend_requests_and_refusals import MAX_ERROR_BYTES
 from helexa.cortex.forwarding.client_reply_and_error_events import Reply
 from helexa.cortex.forwarding.headers import UNBUFFERED, returned_headers
 from helexa.cortex.forwarding.request import ClientRequest
@@ -29,7 +30,6 @@ from helexa.cortex.forwarding.retry import (
     retry_after,
     timed_out,
 )
-from helexa.cortex.forwarding.third_party_backends import MAX_ERROR_BYTES
 from helexa.cortex.forwarding.token_bounds import RESPONSES
 from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.request_record import RequestRecord

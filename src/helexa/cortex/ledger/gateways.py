@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.ledger.leases import Lease, Reservation, ReservationRequest, grant, latest_begin, window_at
+from helexa.cortex.ledger.leases_and_over_budget import (
+    Lease,
+    Reservation,
+    ReservationRequest,
+    grant,
+    latest_begin,
+    window_at,
+)
 from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,13 @@ from helexa.core.logs import quoted
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity_and_usage_totals import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets, Record
-from helexa.cortex.ledger.leases import Closing, PendingReservation, Reservation, ReservationRequest, over_budget
+from helexa.cortex.ledger.leases_and_over_budget import (
+    Closing,
+    PendingReservation,
+    Reservation,
+    ReservationRequest,
+    over_budget,
+)
 from helexa.cortex.ledger.storage.database import FIRST_RETRY_SECS, Database, DatabaseError, Retry
 from helexa.cortex.ledger.write_ahead_log import WriteAheadLog, catch_up
 

@@ -14,7 +14,13 @@ from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity_and_usage_totals import Activity, charges, recent
 from helexa.cortex.ledger.budgets import Budget, budget, budgets
 from helexa.cortex.ledger.group_commit import GroupCommit, unavailable
-from helexa.cortex.ledger.leases import PendingReservation, Reservation, ReservationRequest, bounded, over_budget
+from helexa.cortex.ledger.leases_and_over_budget import (
+    PendingReservation,
+    Reservation,
+    ReservationRequest,
+    bounded,
+    over_budget,
+)
 from helexa.cortex.ledger.storage.database import Database, DatabaseError, plain, repeat
 from helexa.cortex.ledger.write_ahead_log import catch_up
 

@@ -22,7 +22,7 @@ from helexa.neuron.engine.execution.device_errors import (
 from helexa.neuron.engine.execution.draft_head import HeadModel
 from helexa.neuron.engine.execution.draft_model import DraftModel
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, PixelReceiver, encode
 from helexa.neuron.engine.ipc.messages import (
@@ -37,7 +37,7 @@ from helexa.neuron.engine.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.prefix_save_and_restore import open_store
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.plan import Plan, as_after, rejection_masks

@@ -23,7 +23,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import MAX_FRAME_BYTES
 from helexa.neuron.engine.ipc.messages import DiskUse
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.prefix_disk import (
     NAME,
     PAGE,

@@ -15,7 +15,7 @@ from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import HostGroup, MemoryGrant, MemoryRequest
-from helexa.neuron.engine.kv_cache import CacheKind
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import CacheKind
 from helexa.neuron.engine.model_path_and_digest import ModelPath, model_digest
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,

@@ -21,7 +21,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, Logprob, PromptImage, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling.draft_length import Candidate, DraftGate, ModelDrafter
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS

@@ -8,7 +8,7 @@ import pytest
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import StatePool
 from helexa.neuron.engine.loop import Steps, page_pool
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.queues import Queues

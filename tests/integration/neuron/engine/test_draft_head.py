@@ -26,7 +26,7 @@ from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.engine.execution.draft_head import CONTEXT, TAIL, HeadDrafter
 from helexa.neuron.engine.execution.draft_model import CacheRows, step_of
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import sampling_of
+from helexa.neuron.engine.execution.step_builder_and_penalties import sampling_of
 from helexa.neuron.engine.grammar_matcher import read_vocabulary
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest, SamplingParams

@@ -15,7 +15,7 @@ from helexa.neuron.engine import loop
 from helexa.neuron.engine.execution import device_errors
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Embed, Generate, Pooling, SamplingParams, TokenOutput
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps, _finite_vectors
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry

@@ -13,7 +13,7 @@ from scheduler_runs import GREEDY
 
 from descriptors import many_descriptors
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, TokenOutput
 from helexa.neuron.engine.scheduling.plan import PlanEntry

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from scheduler_runs import scheduler_of
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Embed, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load

@@ -8,7 +8,7 @@ from helexa.core.node_reports import Limit, ModelSpec, Servable
 from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.lifecycle.served_model_and_context_limit import HOLD_SECONDS, ServedModel

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ranks.rank import exchange_for
 from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers, StepInput
 from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity, Span

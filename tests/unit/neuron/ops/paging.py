@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence as EngineSequence

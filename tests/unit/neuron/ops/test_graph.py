@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity

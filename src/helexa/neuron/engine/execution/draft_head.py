@@ -19,7 +19,7 @@ import numpy as np
 
 from helexa.neuron.engine.execution.draft_model import CacheRows, DraftModel, Span, order_of, sampling_for, step_of
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import may_keep, wanted_states
+from helexa.neuron.engine.execution.step_builder_and_penalties import may_keep, wanted_states
 from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import sampling_of
+from helexa.neuron.engine.execution.step_builder_and_penalties import sampling_of
 from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.kv_cache import CacheKind
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import CacheKind
 from helexa.neuron.engine.step_input_and_graph_sizes import StepInput
 from helexa.neuron.ops.batch import Bucket
 

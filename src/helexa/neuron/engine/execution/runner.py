@@ -14,7 +14,7 @@ from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.execution.ranks_and_stages import OtherProcesses
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.kv_cache import CacheKind
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import CacheKind
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.step_input_and_graph_sizes import Int32, StepBuffers, StepInput, buckets, int32
 from helexa.neuron.engine.step_output_logprobs_and_pooling import (

@@ -12,7 +12,7 @@ import msgspec
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.ranks_and_stages import OtherProcesses
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryRequest, SamplingParams

@@ -8,7 +8,7 @@ import msgspec
 from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.kv_cache import CacheKind
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import CacheKind
 from helexa.neuron.ops.batch import Bucket
 
 RankErrorKind = Literal["model_file", "device", "out_of_memory", "internal"]

@@ -21,7 +21,7 @@ from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc import ENVIRONMENT
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.kv_cache import CacheKind
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import CacheKind
 from helexa.neuron.engine.ranks.messages import (
     Allocate,
     CacheContents,

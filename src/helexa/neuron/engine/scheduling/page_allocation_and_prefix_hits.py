@@ -1,14 +1,14 @@
 """Allocates KV pages and state slots for sequences, and finds cached prefixes.
 
 A full page is registered for reuse as soon as it is computed. For models with recurrent layers, a snapshot of the state
-is taken at positions where a later prompt is likely to continue (see `kv_cache`).
+is taken at positions where a later prompt is likely to continue (see `kv_cache_and_prefix_hashes`).
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from helexa.neuron.engine.ipc.engine_options import PrefixReuse
-from helexa.neuron.engine.kv_cache import PagePool, StatePool, extend_chain
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool, extend_chain
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter, first_position, is_behind
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -24,7 +24,7 @@ import msgspec
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Drafts, Logprob, TokenOutput
-from helexa.neuron.engine.kv_cache import PagePool, StatePool, new_chain
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool, new_chain
 from helexa.neuron.engine.scheduling.committer import Committer
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory

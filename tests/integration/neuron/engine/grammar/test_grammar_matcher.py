@@ -16,11 +16,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from simulated_cache import SimulatedCache
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from helexa.neuron.engine.execution.step_builder import sampled_rows, sampling_of
+from helexa.neuron.engine.execution.step_builder_and_penalties import sampled_rows, sampling_of
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher, read_vocabulary
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine.kv_cache import PagePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, rejection_masks
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

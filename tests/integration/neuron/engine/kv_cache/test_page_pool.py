@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.neuron.engine.kv_cache import PagePool, extend_chain, new_chain
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, extend_chain, new_chain
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 

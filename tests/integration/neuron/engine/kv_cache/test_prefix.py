@@ -8,7 +8,7 @@ from simulated_cache import SimulatedCache
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, PrefixMiss, SamplingParams, TokenOutput
-from helexa.neuron.engine.kv_cache import PagePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
 from helexa.neuron.engine.scheduling import cache_miss
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helexa.neuron.engine.execution.step_builder import build_step, sampled_rows, sampling_of
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step, sampled_rows, sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from helexa.neuron.engine.execution.step_builder import sampling_of
+from helexa.neuron.engine.execution.step_builder_and_penalties import sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.ngrams_and_counts import TokenCounts
 from helexa.neuron.engine.scheduling.plan import PlanEntry, allows_planning_ahead

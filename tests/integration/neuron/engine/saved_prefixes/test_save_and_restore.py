@@ -13,7 +13,7 @@ from helexa.neuron.engine import prefix_save_and_restore
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.prefix_disk import PAGE, PrefixDisk
 from helexa.neuron.engine.prefix_save_and_restore import PrefixStore
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

@@ -16,7 +16,7 @@ from helexa.neuron.engine import loop
 from helexa.neuron.engine.execution import device_errors
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, PromptImage, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

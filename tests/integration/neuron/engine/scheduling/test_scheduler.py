@@ -7,7 +7,7 @@ from simulated_images import image, image_request
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence

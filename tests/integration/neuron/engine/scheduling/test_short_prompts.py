@@ -7,7 +7,7 @@ import pytest
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController

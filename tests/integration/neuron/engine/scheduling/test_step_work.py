@@ -5,10 +5,10 @@ from hashlib import blake2b
 
 import pytest
 
-from helexa.neuron.engine import kv_cache
+from helexa.neuron.engine import kv_cache_and_prefix_hashes
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -131,7 +131,7 @@ def test_step_hashes_few_pages_of_waiting_prompts(monkeypatch: pytest.MonkeyPatc
 
     scheduler = scheduler_with(100_000)
     uncached(scheduler, 8192)
-    monkeypatch.setattr(kv_cache, "blake2b", counting)
+    monkeypatch.setattr(kv_cache_and_prefix_hashes, "blake2b", counting)
     step(scheduler)
     assert hashes < 100
 

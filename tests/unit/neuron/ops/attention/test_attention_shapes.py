@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.interface import Ops

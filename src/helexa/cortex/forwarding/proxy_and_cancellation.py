@@ -14,6 +14,7 @@ from helexa.core.logs import quoted
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet, RunningRequest
 from helexa.cortex.fleet.node_client import bearer_header
+from helexa.cortex.forwarding.backend_requests_and_refusals import BackendAttempt, BackendRequests
 from helexa.cortex.forwarding.client_reply_and_error_events import Reply
 from helexa.cortex.forwarding.headers import forwarded_headers
 from helexa.cortex.forwarding.relay_and_keep_alive import Settle, SilenceComments, forward_error, read_chunk, relay
@@ -27,7 +28,6 @@ from helexa.cortex.forwarding.retry import (
     no_connection,
     reject_proxy_response,
 )
-from helexa.cortex.forwarding.third_party_backends import BackendAttempt, BackendRequests
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routing import WarmRoute, prefix_name
 from helexa.cortex.upstream.client import Upstream
