@@ -90,6 +90,7 @@ class Decoder:
     capturable: ClassVar[bool] = True
     # Whether activations stay within the range of float16, so that the model can run in float16.
     half: ClassVar[bool] = True
+    sinks: ClassVar[bool] = False  # Whether each attention head has an attention sink (see `Attention`)
     # Number to add to the norm weights in checkpoints, which some models store minus 1.
     norm_offset: ClassVar[float] = 0.0
     # Default values of settings that `config.json` lacks, as in the configuration class of transformers.

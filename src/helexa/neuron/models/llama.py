@@ -47,7 +47,6 @@ class Llama(Decoder):
     qk_norm: ClassVar[bool] = False  # Whether an RMS norm is applied to each query and key head before rotation
     # Whether the rotary embedding rotates adjacent numbers of a head (see `Attention`).
     interleaved: ClassVar[bool] = False
-    sinks: ClassVar[bool] = False  # Whether each attention head has an attention sink (see `Attention`)
     gate: ClassVar[str | None] = None  # name of a projection to gates on the attention's output (see `Attention`)
     # Whether the output of each attention head is multiplied by the sigmoid of a gate (see `Attention`).
     gated: ClassVar[bool] = False

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -69,6 +69,14 @@ def test_kv_cache_has_16_bits_if_a_head_has_more_than_128_numbers(
 ) -> None:
     config = SHAPE | {"max_position_embeddings": 32768, "head_dim": head_dim}
     assert kernels_for(CPU, EngineOptions(**options), config, half=True).kv_bits == bits
+
+
+@pytest.mark.parametrize(("kv_dtype", "bits"), [("auto", 16), ("int8", 8)])
+def test_kv_cache_of_a_model_with_attention_sinks_has_16_bits_by_default(
+    library: KernelLibrary, kv_dtype: Literal["auto", "int8"], bits: int
+) -> None:
+    config = SHAPE | {"max_position_embeddings": 32768}
+    assert kernels_for(CPU, EngineOptions(kv_dtype=kv_dtype), config, half=True, sinks=True).kv_bits == bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -60,7 +60,9 @@ class Build:
                 self.config = self.architecture.standard_config(self.checkpoint.config)
                 if options.context_length:
                     self.config[SERVED_CONTEXT] = options.context_length
-                self.ops = kernels_for(self.device, options, self.config, self.architecture.half)
+                self.ops = kernels_for(
+                    self.device, options, self.config, self.architecture.half, self.architecture.sinks
+                )
                 self.ops.ranks = _rank_group(options, rank, self.device)
                 self.layers = int(self.config.get("num_hidden_layers") or 0)
                 self.policy = _quant_policy(options, self.checkpoint, self.layers, self.ops)
