@@ -45,7 +45,7 @@ def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: 
     """Return the preferred plan to load a model on a node, or None if there is none.
 
     A plan is preferred if it fits, then if it can start early, then by `preference`. There is no plan if the model does
-    not fit even after all allowed evictions.
+    not fit even after all allowed evictions, unless the node is empty: see `EvictionPlan.fits`.
 
     `since` is when the oldest waiting request for the model arrived (monotonic seconds).
     """
@@ -138,8 +138,9 @@ def expiry(snapshot: FleetSnapshot, resident: ResidentModel) -> float | None:
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
     """Return the time from which a model may be evicted; infinity during its load.
 
-    A model may be evicted once it has been idle long enough, or `swap_wait_secs` after `since`, the arrival time of the
-    oldest request that needs the memory. Even then, a model is not evicted:
+    A model may be evicted once it has been idle for half of its reload time (`IDLE_RELOADS`) or for `swap_wait_secs`,
+    or `swap_wait_secs` after `since`, the arrival time of the oldest request that needs the memory. Even then, a model
+    is not evicted:
     * within `min_residency_secs` after its load
     * within `LEAST_RESIDENCY_SECS` after requests that had waited for the model were forwarded to the node
     """

@@ -53,7 +53,8 @@ class FleetSnapshot:
         settings: the eviction section of the configuration.
         expected_free: expected free MB by node name and device index, only for nodes with running or recent loads or
             unloads. For any other node, the free memory that the node last reported is used.
-        reserved: MB that running loads will use, by node name and device index, for nodes that report no free memory.
+        reserved: MB that running loads will use in addition to what their evictions free, by node name and device
+            index, only for nodes with running or recent loads or unloads.
         load_secs, failures, devices, sizes_mb, required_mb, awaited, keep_secs, estimates_mb, saved_prompts: see
             `LoadHistory`.
         requested: ids of the models whose load an administrator has requested.
@@ -87,10 +88,11 @@ class FleetSnapshot:
         return replace(self, view=replace(self.view, nodes=nodes))
 
     def free(self, node: Node) -> dict[int, int]:
-        """Return the free MB of a node by device index.
+        """Return the free MB of a node by device index. A value may be negative.
 
         The result is the node's value in `expected_free`, else the free memory that the node last reported, else the
-        total memory minus the memory of the node's models and of running loads.
+        total memory minus the memory of the node's models and of running loads. From the first two values of main
+        memory, the MB that other nodes on the same machine keep for their models are subtracted.
         """
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
@@ -106,7 +108,7 @@ class FleetSnapshot:
         return {index: total - sum(used.get(index, 0) for used in used_mb) for index, total in totals(node).items()}
 
     def _promised_mb(self, node: Node) -> int:
-        """Return the unused MB of main memory that a node keeps for its models."""
+        """Return the unused MB of main memory that a node keeps for its models and loads."""
         health = node.health
         if health is None or health.memory_free_mb is None or health.grantable_mb is None:
             return 0
@@ -152,7 +154,8 @@ class FleetSnapshot:
     def estimate_mb(self, model: str, node: Node | None = None) -> int | None:
         """Return the MB that a model's files need.
 
-        None means that the MB are unknown, or that the catalog states the model's memory (`vram_mb`).
+        None means that the MB are unknown, that the catalog states the model's memory (`vram_mb`), or that no node has
+        an estimate from the files but the memory use of the model is known (`sizes_mb`).
         """
         profile = self.profile(model)
         if profile is not None and profile.vram_mb is not None:

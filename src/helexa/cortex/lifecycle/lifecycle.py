@@ -49,8 +49,8 @@ PendingKey = tuple[str, str | None]  # model id, and the node that an administra
 class Lifecycle:
     """Manages loads, evictions and the queue of requests that wait for loads.
 
-    The caller must run the method `run` as a background task. `loaded` is called after each load, and `evicted` after
-    each unload, with the model id and the node name.
+    The caller must run the method `run` as a background task. `loaded` is called after each successful load, and
+    `evicted` after each unload (not if a model is put to sleep), with the model id and the node name.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Lifecycle:
         self.configure(config, catalog)
 
     def configure(self, config: CortexConfig, catalog: Catalog) -> None:
-        """Apply a new configuration and catalog, and retry failed loads."""
+        """Apply a new configuration and catalog, and allow failed loads again at once."""
         self._gateway, self._eviction, self._catalog = config.gateway, config.eviction, catalog
         self._dependencies.drains.warn_after = config.eviction.defrag_after_cycles
         self._history.estimates_mb.clear()
@@ -95,11 +95,12 @@ class Lifecycle:
     async def serve(self, model: str, waiting: WaitingRequest) -> WarmRoute:
         """Return the node and URL that serve `model`, loaded first if necessary.
 
-        A running load continues if the caller is canceled.
+        If the caller is canceled, a running load continues, unless it still waits for a model to evict and no other
+        request waits for it.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
-                later request may succeed.
+                later request may succeed; 500 after an internal error.
         """
         return await self._warm(PendingLoad(model), waiting, self._gateway.load_wait_secs)
 
@@ -175,7 +176,8 @@ class Lifecycle:
 
         Raises:
             ApiError: 404 if the node does not have the model loaded; 409 if the model is loading or is being unloaded,
-                or if its requests do not end within five minutes; 502 if the node rejects the unload.
+                or if its requests do not end within five minutes; 502 if the node rejects the unload or does not
+                respond.
             KeyError: the node is not configured.
         """
         view, pair = self._fleet.view(), (node, model)
@@ -201,8 +203,9 @@ class Lifecycle:
     def keep(self, model: str, secs: float) -> None:
         """Unload `model` once it has been idle for `secs` seconds; never if negative.
 
-        `secs` replaces the setting `idle_ttl_secs` for this model, and nodes no longer put the model to sleep when it
-        is idle. Both hold until the next call for the model, or until no node has the model any more.
+        `secs` replaces the setting `idle_ttl_secs` for this model. Unless `secs` is 0, nodes that have the model loaded
+        no longer put it to sleep when it is idle. Both hold until the next call for the model, or until no node has the
+        model any more. If no node has the model now, the call does nothing.
         """
         view = self._fleet.view()
         if not view.has_model(model):
@@ -295,7 +298,7 @@ class Lifecycle:
         )
 
     async def run(self) -> None:
-        """Start waiting loads and unload idle models periodically, until cancelled."""
+        """Start waiting loads and unload idle models periodically, until canceled."""
         while True:
             any_waiting = any(pending.job is None for pending in self._pending.values())
             rest_secs = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
@@ -319,7 +322,7 @@ class Lifecycle:
             self._resolve(pending, shutting_down())
 
     def _decide(self) -> None:
-        """Start every pending load that can start now."""
+        """Start pending loads that can start now; end those that need or permit no load."""
         # If a node has loaded the model in the meantime, forward the waiting requests to this node instead. If the
         # model cannot be loaded, reject the waiting requests.
         without_job = [pending for pending in self._pending.values() if pending.job is None]

@@ -95,7 +95,8 @@ class LoadHistory:
     def forget_failures(self, model: str, node: str | None) -> None:
         """Forget failed loads of the model, so that the next attempt starts at once.
 
-        If `node` is None, failed loads on all nodes are forgotten."""
+        The memory that nodes required for the model is forgotten, too. If `node` is None, this applies to all nodes.
+        """
         for pair in [pair for pair in self.failures if pair[1] == model and node in (None, pair[0])]:
             del self.failures[pair]
         for pair in [pair for pair in self.required_mb if pair[1] == model and node in (None, pair[0])]:

@@ -62,6 +62,8 @@ class LoadJob:
     ) -> None:
         """Reserve memory on the node, and stop new requests for the models to evict.
 
+        The caller must call `release` when the job has ended.
+
         Args:
             size_mb: memory that the model will use, in MB.
             victims: memory use in MB, by model id and device index, of at least the models to evict.
@@ -98,7 +100,7 @@ class LoadJob:
 
     @property
     def devices(self) -> list[int]:
-        """Indices of the devices on which the model is loaded."""
+        """Indices of the devices on which the model is loaded; `HOST` if none is chosen."""
         return list(self._required_mb)
 
     @property
@@ -114,8 +116,8 @@ class LoadJob:
             stall_timeout_secs: seconds without progress after which the load fails.
 
         Raises:
-            NodeError: the node rejected the load, the load failed, or it made no progress.
-            StillNeededError: a model could not be evicted, so the load was not started.
+            NodeError: an eviction or the load failed, or the load made no progress.
+            StillNeededError: a model to evict still has requests, so the load was not started.
         """
         # No model is unloaded before all models to evict are idle. If the load is abandoned while it waits for a model,
         # no other model was unloaded in vain.
@@ -152,8 +154,9 @@ class LoadJob:
         )
 
     def release(self) -> None:
-        """End the memory reservation, and allow requests for models that were not evicted.
+        """Allow requests for models that were not evicted, and cancel the reservation.
 
+        The memory stays reserved until a reading includes it if the load succeeded, or if it may continue on the node.
         May be called twice.
         """
         self._resources.close()
@@ -231,7 +234,7 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return the progress that the node reports for the load of `model`.
+    """Return the fraction and the stage that the node reports for the load of `model`.
 
     The fraction (0 to 1) is the completed part of the stage. A value that the node does not report is None.
     """

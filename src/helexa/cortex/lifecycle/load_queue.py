@@ -27,6 +27,7 @@ class WaitingRequest:
     """A request that waits until its model is loaded. A higher `priority` comes first.
 
     Attributes:
+        enqueued: when the request arrived (monotonic seconds).
         prompt: name under which nodes report the beginning of this request's prompt (see `routing.prefix_name`); empty
             if the request has no prompt.
     """

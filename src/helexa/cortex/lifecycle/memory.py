@@ -99,7 +99,10 @@ class MemoryEstimator:
         self._by_node: dict[str, _NodeChanges] = {}
 
     def begin(self, node: Node, change: MemoryChange) -> None:
-        """Begin to track a change of a node's memory."""
+        """Begin to track a change of a node's memory.
+
+        The caller sets `change.ended_at` when the load or unload has ended, or else calls `cancel`.
+        """
         free_mb = reading(node)
         self._by_node.setdefault(node.name, _NodeChanges(free_mb, free_mb)).changes.append(change)
 
@@ -133,7 +136,7 @@ class MemoryEstimator:
             del self._by_node[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
-        """Return the expected free MB by node and device, for nodes with tracked changes."""
+        """Return expected free MB by node and device, for reporting nodes with changes."""
         return {
             name: _expected(node_changes.initial, node_changes.latest or node_changes.initial, node_changes.changes)
             for name, node_changes in self._by_node.items()
@@ -178,7 +181,7 @@ class DevicePool:
 
 
 def device_pools(profile: Profile, discovery: Discovery) -> list[DevicePool]:
-    """Return pools of devices whose memory can hold the model."""
+    """Return pools of devices whose memory can hold the model; empty if none can."""
     if misfit(profile, discovery) is not None:
         return []
     if not discovery.devices:

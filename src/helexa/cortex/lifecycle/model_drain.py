@@ -19,7 +19,7 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """A model was not unloaded: it has running requests, or no load needs its memory."""
+    """A model was not unloaded, because requests for the model still run."""
 
 
 class Drain:

@@ -113,7 +113,7 @@ def allowed(profile: Profile, node: Node) -> bool:
 
 
 def feasible(profile: Profile, node: Node) -> bool:
-    """Return whether a placement is allowed on the node and fits its hardware."""
+    """Return whether a placement is allowed on a node and known to fit its hardware."""
     return allowed(profile, node) and node.discovery is not None and misfit(profile, node.discovery) is None
 
 
@@ -156,7 +156,8 @@ def _preference(
 def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ColdPlacement | None:
     """Return the decision to wait for a running load of the model; None if none runs.
 
-    The load was started by this gateway, or is reported by one of the `healthy` nodes.
+    The load was started by this gateway, or is reported by one of the `healthy` nodes. A reported load on a node that
+    must not load the model yet, because the last load there failed, is ignored.
 
     Raises:
         ApiError: 503 if the model is recovering, or if a model without a profile is loading.
@@ -221,7 +222,7 @@ def _placement_error(
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """Return the 503 error for a model whose last load failed."""
+    """Return the 503 error for a failed load, with Retry-After if it is temporary."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")

@@ -65,6 +65,9 @@ class Pulls:
     async def cancel(self, model: str, node: str) -> NodePull:
         """Cancel a download, and return its state.
 
+        Args:
+            model: the `model` in the download's state, or a short name; not the id of a model in the catalog.
+
         Raises:
             ApiError: 404 if the node does not download the model; 502 or 503 if the node does not respond.
             KeyError: the node is not configured.
@@ -81,7 +84,10 @@ class Pulls:
         return [NodePull(node.name, pull) for node, pulls in zip(nodes, lists, strict=True) for pull in pulls]
 
     async def follow(self, started: NodePull) -> AsyncIterator[NodePull]:
-        """Yield `started`, then each changed state of the download until it ends."""
+        """Yield `started`, then each changed state of the download until it ends.
+
+        If the node does not respond for a while, or no longer lists the download, the last state is `failed`.
+        """
         last, misses = started, 0
         yield last
         while last.pull.status == "running":
