@@ -139,7 +139,8 @@ class Batch:
     def take_tokens(self, last: Tensor) -> None:
         """Replace placeholders in `tokens` with tokens that the previous step has sampled.
 
-        A placeholder -i means the i-th token from the end of `last`, the sampled tokens of the previous step.
+        A placeholder -i means the i-th token from the end of `last`, the sampled tokens of the previous step. If this
+        token is `NON_FINITE`, the placeholder becomes 0.
         """
         # The engine prepares a step before it has the tokens of the previous step.
         # Sampling returns -1 for non-finite logits, which is not a token id, so -1 is replaced with 0.
@@ -148,7 +149,7 @@ class Batch:
 
     @cached_property
     def spans(self) -> SpanTable[Tensor]:
-        """The span table that kernels read: on the device, or as views of host memory."""
+        """Spans for kernels: on the device, with padding, or host memory without padding."""
         host = self.host_spans
         tables = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
         return self.device_spans or SpanTable(*map(tensors.from_numpy, tables))

@@ -82,7 +82,7 @@ class ShortConvolution:
         return (out if rows is None else out[rows]).to(x.dtype)
 
     def _advance(self, inputs: list[Tensor], state: ConvCache) -> Tensor:
-        """Return the convolution of each sequence, float32 [sequences, tokens, columns]."""
+        """Return the convolution, float32 [sequences, tokens, columns]; update `state`."""
         return convolve(inputs[0], self._weights.kernel, state.conv, self._weights.bias)
 
 

@@ -142,6 +142,9 @@ class DenseOps(ABC):
         The operator takes x [rows, heads, width] and the index `first` of a column, by default 0. For each head, it
         multiplies the K columns from `first` on by the head's matrix, a weight [outputs, K] from `matrix`, and returns
         [rows, heads, outputs].
+
+        Raises:
+            ModelFileError: the matrices have different quantization formats, and the kernels require one format.
         """
 
     @abstractmethod
@@ -199,10 +202,9 @@ class DenseOps(ABC):
         """
 
     def norm_columns(self, x: Tensor, weights: tuple[Tensor, Tensor], eps: float) -> Tensor:
-        """Normalize the first M columns and the next L columns of x [T, N] separately.
+        """Return x [T, N] with separate RMS norms of its first M and its next L columns.
 
-        Each range of columns gets its own RMS norm. The other columns stay the same. x may be changed. The weights are
-        float32 [M] and [L].
+        The other columns stay the same. x may be changed. The weights are float32 [M] and [L].
         """
         start = 0
         for weight in weights:
@@ -266,4 +268,7 @@ class DenseOps(ABC):
 
     @abstractmethod
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [rows, hidden] over all ranks, in rank order (all-reduce)."""
+        """Return the sum of x [rows, hidden] over all ranks, in rank order (all-reduce).
+
+        All ranks must call this method in the same order and with the same number of rows.
+        """

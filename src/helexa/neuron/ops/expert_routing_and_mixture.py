@@ -45,7 +45,8 @@ class Routing:
     """A mixture operator's rule that selects a row's experts and their weights.
 
     Each expert has a value, computed from the scores, and a rank: its value plus its `bias`. The K experts with the
-    largest ranks are selected. Their weights are computed from their values.
+    largest ranks are selected. Their weights are computed from their values. With `weights="scores"`, the scores are
+    used as ranks and as values, and `scoring`, `bias` and `groups` must have their defaults.
     """
 
     top_k: int  # K, number of experts per row
@@ -120,7 +121,10 @@ class Clamp:
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change gate and up so that `silu(gate) * up` equals the activation of gpt-oss."""
+        """Change `gate_up` in place, so that `silu(gate) * up` is gpt-oss's activation.
+
+        `gate_up` is [rows, 2 * width], first the gate columns, then the up columns.
+        """
         # The caller can then use the usual activation `silu(gate) * up`. With gate' = alpha * gate and up' =
         # (up + 1) / alpha, silu(gate') * up' equals gate * sigmoid(alpha * gate) * (up + 1).
         gate, up = gate_up.chunk(2, dim=-1)

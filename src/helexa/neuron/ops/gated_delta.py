@@ -106,7 +106,7 @@ class DeltaOp(Protocol):
             mixed: [T, C], queries, keys and values before the convolution.
             z: [T, Hv * Dv], inputs of the output gate.
             b: [T, Hv], inputs of beta, the share of the state's old content that a token replaces.
-            a: [T, Hv], inputs of the decay of the state.
+            a: [T, Hv], inputs of the decay of the state. mixed, z, b and a must be column ranges of one tensor.
             rows: indexes of the S rows whose outputs are returned; None for all rows.
 
         Returns:

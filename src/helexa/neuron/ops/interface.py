@@ -46,7 +46,10 @@ class Ops(DenseOps):
 
     @abstractmethod
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the RoPE tables cos and sin times `factor`, float32 [T, R / 2]."""
+        """Return the RoPE tables cos and sin times `factor`, each float32 [T, R / 2].
+
+        The angles are the products of `positions` [T] and `frequencies` [R / 2].
+        """
 
     @abstractmethod
     def rotate_store(
@@ -70,9 +73,11 @@ class Ops(DenseOps):
             heads: number of query heads.
             rope: cos and sin tables from `rope_tables`.
             slots: [T], KV slot of each row.
+            norms: RMS norms of the heads; None for no norms.
 
         Returns:
-            The rotated queries, [T, heads, D].
+            The rotated queries for `attend` with this cache, [T, heads, D]. For an 8-bit cache, they may also be
+            transformed as the cached keys are.
         """
 
     def join_latent(
@@ -157,15 +162,18 @@ class Ops(DenseOps):
 
     @abstractmethod
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return causal attention [rows, heads, head_dim] of queries over the KV pages.
+        """Return the attention [rows, heads, head_dim] of queries over the KV pages.
 
-        Before this call, `rotate_store` must have written the keys and values of the batch's rows to the cache.
+        The attention is causal, unless `batch.attention_ends` is set and `kind.causal` is False. `rotate_store` returns
+        the queries. The cache must contain the keys and values of the batch's rows. Call this method only in a forward
+        pass that `run` executes for `batch`.
         """
 
     def attend_sampled(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         """Return causal attention of the rows `batch.sample_rows`.
 
-        `queries` and the result are [rows, heads, head_dim] with only these rows.
+        `queries` and the result are [rows, heads, head_dim] with only these rows. The conditions of `attend` apply, and
+        `batch.has_unneeded_rows` must be True.
         """
         rows = batch.sample_rows.long()
         padded = queries.new_zeros(batch.tokens.shape[0], *queries.shape[1:])
@@ -253,8 +261,9 @@ class Ops(DenseOps):
     def sample_masked(self, logits: Tensor, masks: Masks, sampling: Sampling, last: Tensor | None = None) -> list[int]:
         """Return a token for each row in `masks`, sampled from the row's allowed tokens.
 
-        The random numbers differ from those of `sample`: `sample` has already drawn a token for each of these rows, and
-        the grammar has rejected this token.
+        The tokens are in the order of `masks`. The other arguments are as for `sample`. The random numbers differ from
+        those of `sample`: `sample` has already drawn a token for each of these rows, and the grammar has rejected this
+        token.
         """
 
     @abstractmethod
@@ -284,6 +293,8 @@ class Ops(DenseOps):
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Run a forward pass or replay its captured graph, and return its result.
 
+        The next call may overwrite the result.
+
         Args:
             capture: whether the implementation may capture the pass as a graph. The operations of the pass must then
                 depend only on the shape of the batch, and it must be safe to run the pass twice.
@@ -296,7 +307,8 @@ class Ops(DenseOps):
         Call this method only if `fixed_addresses` is True.
 
         Args:
-            blank: a batch of the bucket's size that contains only padding rows.
+            blank: a batch of the bucket's size that contains only padding rows. Later batches of this bucket must be at
+                the same memory addresses.
 
         Raises:
             RuntimeError: the pass cannot be captured.

@@ -38,8 +38,8 @@ def select_kernels(
     Args:
         dtype: dtype of activations; None for the default dtype of the device.
         config: the model's configuration with the keys of Hugging Face's `config.json`.
-        kv_bits: bits of each number in the KV cache, 16 or 8; None for 8 with the native kernels, 16 with others. The
-            plain-torch kernels ignore the value 8.
+        kv_bits: bits of each number in the KV cache, 16 or 8; None for 8 with the native kernels, 16 with others. With
+            Triton, 16 means numbers of the activation dtype. Plain torch uses the activation dtype for all values.
         x_bits: bits to which matrix products of the native kernels round activations, 16, 8, or `MIXED` for 8 bits,
             with 16 bits for outliers.
         half: whether the model's activations stay within the range of float16.

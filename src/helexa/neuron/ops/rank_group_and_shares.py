@@ -180,7 +180,11 @@ def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part
 
 
 class Exchange(Protocol):
-    """The interface of all exchanges between the ranks of a group."""
+    """The interface of all exchanges between the ranks of a group.
+
+    All ranks must call the methods in the same order and with the same number of rows. An exchange with `memory` does
+    not support `stack` and `gather`.
+    """
 
     # uint8, memory that the ranks of one host share, in the layout of `kernels/all_reduce.c`; None if the exchange has
     # no such memory
@@ -219,7 +223,7 @@ class SharedMemory:
 
     @staticmethod
     def create() -> int:
-        """Return a descriptor of new, zeroed shared memory.
+        """Return a descriptor of new, zeroed shared memory, which the caller must close.
 
         Raises:
             HelexaError: the system is not Linux. Only Linux has the shared memory that the ranks use.

@@ -98,7 +98,8 @@ class ScanOp(Protocol):
         Args:
             z: [T, H * P], inputs of the output gate.
             mixed: [T, C], inputs, keys and queries before the convolution.
-            steps: [T, H], inputs of the step sizes, which are `softplus(steps + bias)`.
+            steps: [T, H], inputs of the step sizes, which are `softplus(steps + bias)`. z, mixed and steps must be
+                column ranges of one tensor.
             rows: indexes of the S rows whose outputs are returned; None for all rows.
 
         Returns:

@@ -168,7 +168,7 @@ class PagedAttention:
         self._partials: dict[tuple[int, int], Tensor] = {}
 
     def lay(self, batch: Batch) -> None:
-        """Compute the work lists of a batch, whose forward pass follows."""
+        """Compute the work lists of a batch; required before each of its forward passes."""
         self._batch = batch
         for (_, sampled, _, _), plan in self._plans.items():
             if not sampled or batch.has_unneeded_rows:
@@ -198,7 +198,10 @@ class PagedAttention:
         return {"narrow": self._kv_bits == 8 and not keys_only, "keys_only": keys_only}
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, sampled: bool) -> Tensor:
-        """Return causal attention (see `Ops.attend` and `Ops.attend_sampled`)."""
+        """Return attention, for the batch of the last `lay` (see `Ops.attend`).
+
+        With `sampled`, queries and result have only the rows `batch.sample_rows` (see `Ops.attend_sampled`).
+        """
         assert batch is self._batch, "attention for another batch than that of the running `NativeOps.run`"
         (rows, heads, dim), cached_heads = queries.shape, cache.shape[1]
         formats = self.format_of(cache, dim)

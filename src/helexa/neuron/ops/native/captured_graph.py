@@ -137,7 +137,8 @@ class Graphs:
     ) -> Tensor:
         """Return the result of `forward`, by replay of a captured graph if possible.
 
-        The next call may overwrite the result.
+        The next call may overwrite the result. To set `complete`, the first call with `samples` above 0 calls `forward`
+        several times. While `complete` is not True, other calls only call `forward`.
 
         Args:
             inputs: tensors that the forward pass reads, with one entry per row (token). Their addresses must be the

@@ -107,7 +107,7 @@ def compile_library(
         compiler: command of the C compiler, without arguments for the kernels.
         target_flags: flags that choose the processor.
         library: path of the result, in an existing folder. The file appears only when it is complete.
-        compiled: function that is called after each compiled file.
+        compiled: function that is called after each compiled file, in one of several threads.
         file_seconds: maximum duration of the compiler for one file in seconds. None means no limit.
 
     Raises:
@@ -163,12 +163,15 @@ def _run(command: list[str], seconds: float | None) -> None:
 
 
 def c_compiler() -> str | None:
-    """Return the path of the C compiler: `CC`, else cc, gcc or clang, else None."""
+    """Return the path of `CC` (cc if unset), else of gcc or clang; None without any."""
     return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def why_unavailable() -> str | None:
-    """Return why native kernels are missing, and what to install; None if present."""
+    """Return why native kernels cannot be used, and what to install, or None.
+
+    None means that a prebuilt library or a compiler exists (neither is tried), or that the system is not POSIX.
+    """
     if os.name != "posix" or prebuilt_library() is not None or c_compiler() is not None:
         return None
     return "no prebuilt kernels and no C compiler; install gcc or clang, or helexa's wheel with prebuilt kernels"

@@ -14,7 +14,7 @@ from helexa.neuron.tensors import Tensor
 class SpanList:
     """The spans of the current batch in the layout of the kernels.
 
-    The tensors have fixed addresses, because captured graphs contain these addresses.
+    From the first `lay` on, the tensors have fixed addresses, because captured graphs contain these addresses.
     """
 
     def __init__(self) -> None:

@@ -276,9 +276,11 @@ class Unavailable(Exception):
 def native_kernels() -> KernelLibrary:
     """Return the native kernels, prebuilt or else compiled for this machine.
 
+    The compilation may take minutes. Later calls return the same object.
+
     Raises:
-        Unavailable: the installation has no prebuilt kernels for this machine, and the machine has no C compiler or the
-            compilation failed.
+        Unavailable: the system is not POSIX, or the installation has no prebuilt kernels that this machine can load,
+            and the machine has no C compiler or the compilation failed.
     """
     if os.name != "posix":
         raise Unavailable("the native kernels need POSIX threads, which this system lacks; use Linux or macOS")

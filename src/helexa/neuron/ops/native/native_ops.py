@@ -133,7 +133,10 @@ class NativeOps(Ops):
 
     @staticmethod
     def requires_torch(config: dict[str, Any]) -> str | None:
-        """Return which layer of a supported model needs torch; None for no layer."""
+        """Return which layer of a supported model needs torch; None for no layer.
+
+        Experts with different formats need torch, too, but only `mixture` finds them.
+        """
         dim = config.get("linear_key_head_dim") or LANES
         fits = NativeDelta.fits(DeltaSizes(1, 1, dim, LANES, 1))
         return None if fits else f"linear attention with keys of {dim} numbers"
@@ -404,7 +407,8 @@ class NativeOps(Ops):
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Return a forward pass's result, by replay of a captured graph if possible.
 
-        If no graph has the batch's number of rows and of sampled rows, the method first captures a graph.
+        If no graph has the batch's number of rows and of sampled rows, the method first captures a graph. If `capture`
+        is False, or if a part of the model has no native kernel, the method only calls `forward`.
         """
         self._attention.lay(batch)
         if self._states:

@@ -51,7 +51,10 @@ class HugeMemory:
 
 
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
-    """Return a weight [rows, K] in tile layout. K must be a multiple of 16."""
+    """Return a weight [rows, K] in tile layout. K must be a multiple of 16.
+
+    Plain weights, and quantized weights in a format that no kernel supports, become bfloat16.
+    """
     outputs, columns = weight.shape
     kernel_format, number = _numbered(library, weight)
     data = memory.take(library.packed_bytes(number, outputs, columns))

@@ -114,13 +114,18 @@ class PackedStore(MatrixStore):
         return matrix if matrix is not None and (matrix.outputs, matrix.columns) == shape else None
 
     def add(self, name: str, matrix: PackedMatrix) -> None:
-        """Add a matrix packed from the checkpoint, which `finish` writes to disk."""
+        """Add a matrix packed from the checkpoint.
+
+        `finish` writes it to disk, unless the constructor mapped an existing file or the model is small.
+        """
         self._matrices[name] = matrix
 
     def finish(self, looked_up: Sequence[PackedMatrix] = ()) -> threading.Thread | None:
-        """Read the mapped file; start and return a thread for the work after the load.
+        """Start and return a thread for the work after the load, or None.
 
-        The thread writes added matrices to disk, or moves matrices from disk to huge pages. None for small models.
+        With a mapped file, the method first reads the file, and the thread moves the matrices to huge pages. Otherwise,
+        the thread writes the added matrices to disk; None if they are smaller than 16 MiB. `looked_up`: see
+        `MatrixStore.finish`.
         """
         if self._mapped is not None:
             # A step reads only the rows of its tokens from an embedding. The other pages of the file take no memory.
@@ -239,7 +244,7 @@ class MappedWeights:
     def leave(self, parts: Sequence[Tensor]) -> None:
         """Exclude `parts` of `data` from `populate` and `move`.
 
-        The system reads the pages of these parts when a kernel reads them.
+        The system reads the pages of these parts when a kernel reads them. Parts of other tensors have no effect.
         """
         end, used = 0, list[tuple[int, int]]()
         offsets = {tensors.address(part) - tensors.address(self.data): part.nbytes for part in parts}
@@ -266,7 +271,7 @@ class MappedWeights:
             _log.info("packed weights stay in small pages; the system has no huge pages or no MREMAP_DONTUNMAP")
 
     def move(self) -> bool:
-        """Move the weights that fill whole huge pages; return whether the move succeeded."""
+        """Move the weights that fill whole huge pages; return whether all of them moved."""
         copies = mmap.mmap(-1, _PART + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if not prefer_page_size(copies, huge=True):
             return False
@@ -289,9 +294,10 @@ class MappedWeights:
 
 
 def fingerprint(model: Path) -> str:
-    """Return a digest that identifies the current contents of a model's files.
+    """Return a digest that changes if a model's files change.
 
-    `model` is a folder or the path of a GGUF file.
+    `model` is a folder or the path of a GGUF file. The digest covers names, sizes, modification times, and samples of
+    the contents.
     """
     digest = hashlib.sha256()
     files = model.iterdir() if model.is_dir() else (model.with_name(name) for name in part_names(model.name))

@@ -83,7 +83,7 @@ class SpanGroups:
         self._decodes = [_decode_group(group, device) for group in groups]
 
     def attend(self, queries: Tensor, cache: Tensor, kind: AttentionKind) -> Tensor:
-        """Return causal attention [rows, heads, head_dim] of queries over the KV pages."""
+        """Return the attention [rows, heads, head_dim] of queries (see `Ops.attend`)."""
         out = torch.empty_like(queries)
         for group in self._decodes:
             out[group.rows] = _decode(queries[group.rows], cache, group, kind)

@@ -96,7 +96,7 @@ def widest(gpu: GpuProperties) -> int:
 
 
 def has_long(batch: Batch, rows: int) -> bool:
-    """Return whether `attend` uses the kernel for long spans (prefill)."""
+    """Return whether `attend` uses the kernel for long spans, for `rows` query rows."""
     return batch.most_rows > _few(batch, rows)
 
 

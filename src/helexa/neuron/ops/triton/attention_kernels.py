@@ -148,7 +148,7 @@ def attend_long(
     BLOCK: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Compute attention for spans of more than `few` rows.
+    """Write the attention of spans of more than `few` rows to `out`.
 
     There is one program per tile of queries, KV head and span.
     """
@@ -313,7 +313,7 @@ def merge_segments(
     DIM: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """Merge the partial results of `attend_short`, one program per row and head."""
+    """Merge `attend_short`'s partial results into `out`: one program per row and head."""
     W: tl.constexpr = triton.next_power_of_2(DIM)
     span, token, head = tl.program_id(0) // most, tl.program_id(0) % most, tl.program_id(1)
     row = tl.load(starts + span)

@@ -99,7 +99,8 @@ def advance_chunks(
 ) -> None:
     """Apply the gated delta rule to the rows with accepted tokens in all long spans.
 
-    A span is long if it has more than `constants["FEW"]` such rows.
+    A span is long if it has more than `constants["FEW"]` such rows. The function updates `cache.state`, but not
+    `cache.conv`.
 
     Args:
         inputs: the tensors `mixed`, `z`, `b` and `a` of `DeltaOp.__call__`, then their row strides.
@@ -297,7 +298,7 @@ def _carry_states(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update columns of a head's state with a span's chunks; write the rows' outputs."""
+    """Update columns of a head's state with a span's chunks; outputs replace `wanted`."""
     head, span = tl.program_id(1), singles + tl.program_id(2)
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     if (settled_rows <= FEW) | (tl.load(starts + span + 1) == first):

@@ -264,7 +264,7 @@ class GpuOps(Ops):
         return self._torch.new_cache(kv_heads, pages, head_dim, values)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return causal attention [rows, heads, head_dim] of queries over the KV pages.
+        """Return the attention [rows, heads, head_dim] of queries (see `Ops.attend`).
 
         Raises:
             RuntimeError: the Triton kernels do not support the batch, and plain torch cannot compute it, because the KV

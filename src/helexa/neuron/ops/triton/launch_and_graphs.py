@@ -75,8 +75,8 @@ class CudaCapture:
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Return a function that replays the captured work and returns the result.
 
-        All results must have the same dtype and shape, except for the number of rows. Capture the function whose result
-        has the most rows first, because all graphs share its result buffer.
+        `function` is called twice. All results must have the same dtype and shape, except for the number of rows.
+        Capture the function whose result has the most rows first, because all graphs share its result buffer.
         """
         first = function()  # compiles kernels and lets libraries allocate their workspaces
         if self._results is None or len(self._results) < len(first):

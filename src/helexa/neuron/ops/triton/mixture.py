@@ -239,7 +239,10 @@ class GpuMixture:
 
 
 def few(pairs: int, experts: int, chosen: int) -> bool:
-    """Return whether a batch has so few pairs that each pair is multiplied separately."""
+    """Return whether a batch has so few pairs that each pair is multiplied separately.
+
+    `chosen` is the number of selected experts per row.
+    """
     # In a small batch, most pairs have different experts, so tiles of several pairs per expert would save nothing.
     return pairs <= max(chosen, experts // 2)
 

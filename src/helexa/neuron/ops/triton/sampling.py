@@ -65,7 +65,7 @@ def sample(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Return copies of the logits' rows in `masks`, with -inf for disallowed tokens."""
+    """Return copies of the rows in `masks`, in its order; -inf for disallowed tokens."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)
