@@ -41,7 +41,7 @@ class Conversation:
     def ask(self, message: Content) -> Generator[Delta, None, None]:
         """Send a message and yield the response without control characters.
 
-        If `message` is a text, the images in `images` precede it.
+        If `message` is a text, the images in `images` precede it, and `images` is emptied.
 
         Closing the generator cancels the request. The text received so far stays in the conversation. If no text was
         received, the user message is removed from the conversation.
@@ -74,7 +74,8 @@ class Conversation:
     def take_back(self) -> Content | None:
         """Remove the last user message and its response, and return the message's content.
 
-        Return None if the conversation has no user message.
+        If the last message got no response, `ask` has removed it already, and only its content is returned. Return None
+        before the first message, after `clear`, and after `load` of a file that does not end with a response.
         """
         if self._answered:
             del self._turns[-2:]
@@ -106,7 +107,9 @@ class Conversation:
         return len(self._turns)
 
     def load(self, path: Path) -> int:
-        """Read messages and system prompt from a file. Return the number of messages.
+        """Replace the messages and the system prompt with those in a file.
+
+        Attached images are removed. Return the number of messages.
 
         Raises:
             CommandError: the file does not contain a conversation.
@@ -152,8 +155,10 @@ def _is_part(part: object) -> bool:
 def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
     """Return `prompt`, followed by the texts of `files` and the text piped to stdin.
 
+    Empty lines separate the texts. Without `prompt`, `files` and piped text, read the prompt from the terminal.
+
     Raises:
-        CommandError: the prompt is empty or too long, or a file cannot be read.
+        CommandError: there is no text, a file cannot be read, or a file or the piped text is too long.
     """
     parts = [prompt or "", *map(_content, files)]
     if not sys.stdin.isatty():

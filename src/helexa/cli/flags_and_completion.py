@@ -39,7 +39,7 @@ def completion(
 def model_names(context: "CompletionContext") -> list[str]:
     """Return the model names that the shell offers as completions.
 
-    A local server that does not respond quickly is ignored.
+    If the gateway does not respond within `_TIMEOUT_SECONDS`, the models that only the gateway lists are left out.
     """
     from contextlib import suppress
 
@@ -122,7 +122,7 @@ class LocalEngineFlags(EngineFlags):
     max_model_len: Annotated[int | None, Parameter(name=["--max-model-len", "--ctx-size", "-c"])] = None
 
     def arguments(self) -> list[str]:
-        """Return command line arguments that pass these options to `neuron serve`."""
+        """Return arguments of `neuron serve` for these options, without `model_settings`."""
         return [f"{name}" if value is False else f"{name}={value}" for name, value in self.settings().values()]
 
 

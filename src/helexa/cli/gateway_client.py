@@ -21,7 +21,10 @@ _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
 class Gateway:
-    """An HTTP client of one gateway or node. Every request opens a new connection."""
+    """An HTTP client of one gateway or node. Every request opens a new connection.
+
+    A request's `CommandError` has the exit code `UNREACHABLE` (no connection), `MODEL_NOT_FOUND` or 1.
+    """
 
     def __init__(self, url: str, key: str | None = None) -> None:
         """Store the base URL of the gateway, which may end in `/v1`, and the API key.
@@ -109,10 +112,10 @@ class Gateway:
         """Return why the server is not ready, or None if it is ready (`/health/ready`).
 
         Args:
-            timeout: timeout in seconds.
+            timeout: timeout in seconds, of which at most `_REPLY_SECONDS` are used.
 
         Raises:
-            CommandError: the server is unreachable, or is not a server of helexa.
+            CommandError: the server is unreachable, does not answer in time, or is not a server of helexa.
         """
         with closing(self._connect(timeout)) as connection:
             response = self._send(connection, "/health/ready", min(timeout, _REPLY_SECONDS), None)

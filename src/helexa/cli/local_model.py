@@ -50,7 +50,7 @@ class FreeMemory:
 
 
 def free_memory() -> FreeMemory:
-    """Return the free memory of the CUDA GPU, or of the host if there is none."""
+    """Return the free memory of the CUDA GPU for models, or else of the host."""
     from helexa.neuron.hardware.device_choice import device_for
     from helexa.neuron.hardware.host_memory import host_memory
     from helexa.neuron.hardware.nvidia_gpus import device_health
@@ -141,7 +141,8 @@ def offered_model(*, ask: bool, private: bool = False, quiet: bool = False) -> s
 
     1. a model that a server on this machine has loaded,
     2. without a terminal, the default model,
-    3. the best known model that fits the free memory, if it is on this machine or the user agrees to its download,
+    3. the model `FreeMemory.best`, if it is on this machine, or if it fits on the disk and the user agrees to its
+       download,
     4. the largest known model that fits the free memory and is on this machine.
 
     Args:
@@ -150,7 +151,7 @@ def offered_model(*, ask: bool, private: bool = False, quiet: bool = False) -> s
         quiet: whether to omit the note in the cases 1 and 2.
 
     Raises:
-        CommandError: the user declined the download, and no other known model is on this machine.
+        CommandError: the model in case 3 is not downloaded, and no other known model that fits is on this machine.
     """
     if not private and (loaded := _loaded_model()) is not None:
         if not quiet:

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 def choose_model(gateway: "Gateway", wanted: str | None, *, quiet: bool = False) -> str:
     """Return the name of the model to load or use on a gateway.
 
-    The name is `wanted` if given, else the first loaded model in the gateway's list, else the first model in the list.
+    The name is `wanted` if given (with a short name replaced by the full name), else the first loaded model in the
+    gateway's list, else the first model in the list.
+
     If the model is not loaded yet, print a note, except if `quiet` is set.
 
     Raises:
@@ -74,12 +76,13 @@ class DownloadBar:
     """A context manager that shows the progress of a model's download and load.
 
     The end of the `with` block removes the bar, and prints a line with the size and speed of the download. The line is
-    omitted if the download was very short.
+    omitted if the download took less than `PROGRESS_DELAY_SECONDS`, or the block raised an exception.
 
     Args:
         name: name of the model.
         quiet: whether to show neither the bar nor the final line.
-        stream: stream to draw the bar on, by default stderr. The bar is drawn only if the stream is a terminal.
+        stream: stream to draw the bar on, by default stderr. The bar is drawn only if the stream is a terminal, and no
+            variable of `_FORBIDDING` is set.
         clock: function that returns the time in seconds.
     """
 

@@ -69,7 +69,7 @@ class ChatCommands:
         self.names = [*self._commands, "/exit"]  # names of all commands, for completion
 
     def obey(self, line: str) -> None:
-        """Run the slash command with which `line` begins.
+        """Run the slash command with which `line` begins, except `/exit`.
 
         Raises:
             HelexaError or a subclass, OSError: the command failed.
@@ -196,7 +196,7 @@ class Repl:
         self._interrupts = 0
 
     def run(self) -> int:
-        """Run until /exit, Ctrl-D or a second Ctrl-C. Return the exit code."""
+        """Run until /exit, Ctrl-D, or Ctrl-C twice without a line between. Return 0."""
         with _LineEditing(self._commands.names):
             print(dim(f"{printable(self._commands.target.model)} (/help lists the commands)", sys.stdout))
             while True:

@@ -84,7 +84,7 @@ def dim(text: str, stream: TextIO) -> str:
 
 
 def note(text: str) -> None:
-    """Print one line on stderr, in a fainter color. Write errors are ignored."""
+    """Print `text` unchanged as one faint line on stderr. Write errors are ignored."""
     with suppress(OSError):
         print(dim(text, sys.stderr), file=sys.stderr, flush=True)
 

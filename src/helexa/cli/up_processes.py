@@ -23,7 +23,8 @@ class StopSignals:
     """Records SIGINT, SIGTERM and SIGHUP for the method `wait`.
 
     In the `with` block, these signals do not end or interrupt this process. SIGCHLD (a child process ended) is recorded
-    too. Stop signals that were ignored when the command started, for example because of `nohup`, stay ignored.
+    too. Stop signals that were ignored when the command started, for example because of `nohup`, stay ignored. The
+    block must run in the main thread.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class Child:
         self._process.wait()
 
     def ending(self) -> str:
-        """Return how the process ended, as a sentence."""
+        """Return how the process ended, as a sentence. Only valid after `alive` was False."""
         code = self._process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{self.name} {how}"
@@ -121,7 +122,10 @@ class Child:
         return CONFIG if self._process.returncode == CONFIG else 1
 
     def tail(self, lines: int) -> list[str]:
-        """Return the last `lines` log lines of the process, without control characters."""
+        """Return the last `lines` log lines of the process, without control characters.
+
+        Empty lines, and lines before the last `_TAIL_BYTES` bytes of the log, are left out.
+        """
         with self.log.open("rb") as file:
             size = self.log.stat().st_size
             file.seek(max(self._begin if size >= self._begin else 0, size - _TAIL_BYTES))
@@ -129,9 +133,9 @@ class Child:
         return [printable(line) for line in text.splitlines() if line.strip()][-lines:]
 
     def news(self) -> list[str]:
-        """Return the lines that were added to the log file since the last call of `news`.
+        """Return lines that were added to the log file since the last call of `news`.
 
-        Incomplete lines are returned by a later call. Control characters are removed.
+        Incomplete lines, and lines after `_TAIL_BYTES` bytes, stay for later calls. Control characters are removed.
         """
         with self.log.open("rb") as file:
             self._shown = 0 if self.log.stat().st_size < self._shown else self._shown
@@ -151,7 +155,8 @@ _TAIL_LINES = 8
 class Stack:
     """The server processes of one `helexa up`.
 
-    The end of the `with` block stops the servers in the order of their start.
+    The end of the `with` block stops the servers in the order of their start. A server that still runs after
+    `_STOP_SECONDS`, or at another stop signal, is killed.
     """
 
     def __init__(self, environ: dict[str, str], verbose: bool) -> None:

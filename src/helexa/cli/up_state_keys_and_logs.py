@@ -87,7 +87,7 @@ _SHORTEST = 8
 def configured_key(option: str | None, file: Path | None, environ: Mapping[str, str]) -> str | None:
     """Return the API key of `helexa up`: `option`, or else from `file` or `VARIABLE`.
 
-    Return None if no key is set.
+    Return None if no key is set. The text of `option` is overwritten in the command line that `ps` shows.
 
     Raises:
         CommandError: both option and file are given, the file cannot be read, or the key is invalid.
@@ -140,7 +140,8 @@ def generated_key(folder: Path) -> str:
 def key_of_local_gateway(url: str) -> str | None:
     """Return the admin's key of the `helexa up` with the gateway `url`.
 
-    Return None if `helexa up` has written no configuration for a gateway at `url`, or if this user cannot read it.
+    The `helexa up` may have ended. Return None if `helexa up` has written no configuration for a gateway at `url`, or
+    if this user cannot read it.
     """
     try:
         address = urlsplit(url)
@@ -158,7 +159,8 @@ MAX_BYTES = 10_000_000
 def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
     """Return the log files of `helexa up` in `log_folder`, by server.
 
-    If `log_folder` is not the state folder `folder` of `helexa up`, create links to the log files in `folder`.
+    If `log_folder` is not the state folder `folder` of `helexa up`, create links to the log files in `folder`, which
+    replace earlier links and log files.
     """
     files = {server: log_folder / name for server, name in LOGS.items()}
     for file in files.values():
@@ -174,7 +176,8 @@ def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
 def limit_size(log: Path) -> None:
     """Empty the log file of a server if it is larger than `MAX_BYTES`.
 
-    The lines are copied to `NAME.1` first. Lines that the server appends during the copy are lost.
+    The lines are copied to `NAME.1` first. If the copy fails, or if the server appends lines during the copy, lines are
+    lost.
     """
     with suppress(OSError):
         if log.stat().st_size <= MAX_BYTES:
@@ -244,7 +247,10 @@ class RunningUp:
 
 @contextmanager
 def recorded(folder: Path, url: str) -> Iterator[None]:
-    """Return a context in which `running_ups` lists this `helexa up`."""
+    """Return a context in which `running_ups` lists this `helexa up`.
+
+    `folder` is the state folder whose name is the port of the gateway.
+    """
     path = folder / _FILE
     with writing_to(folder):
         write_private(path, json.dumps({"url": url, "pid": os.getpid(), "system": _system()}))
@@ -282,11 +288,12 @@ def running_ups() -> list[RunningUp]:
 def local_gateway(url: str | None) -> Gateway:
     """Return a client of the gateway at `url`, else HELEXA_BASE_URL, else `helexa up`.
 
-    The API key is HELEXA_API_KEY. If it is not set, the key is the admin's key of the running `helexa up` with the
-    gateway's port. Another program that listens on the port of an ended `helexa up` does not get this key.
+    If no `helexa up` runs, the URL is `DEFAULT_URL`. The API key is HELEXA_API_KEY. If it is not set, the key is the
+    admin's key of the running `helexa up` with the gateway's port. Another program that listens on the port of an ended
+    `helexa up` does not get this key.
 
     Raises:
-        CommandError: no URL is given, several `helexa up` run, and none of them has the default port.
+        CommandError: no URL is given, several `helexa up` run, and none of them has the URL `DEFAULT_URL`.
     """
     url = url or os.environ.get("HELEXA_BASE_URL") or _default_url()
     key = os.environ.get("HELEXA_API_KEY")

@@ -103,7 +103,8 @@ def _readiness(server: Gateway, deadline: float) -> Check:
     """Wait until the server is ready or the deadline passes, and return the result.
 
     Raises:
-        CommandError: nothing answers at the URL until the deadline, or the server has no route `/health/ready`.
+        CommandError: nothing accepts connections at the URL until the deadline. Also, at once, if a connection breaks,
+            times out or brings another answer than helexa's health report.
     """
     started = time.monotonic()
     while True:
@@ -153,7 +154,7 @@ def _build(server: Gateway, expected: str) -> Check:
 
 
 def _failed_models(server: Gateway) -> Check:
-    """Check that no model failed to load and that all loaded models can answer."""
+    """Check that no load failed, and that all nodes answer and can serve their models."""
     try:
         failed, note = _problems(server)
     except CommandError as error:
@@ -163,7 +164,7 @@ def _failed_models(server: Gateway) -> Check:
 
 
 def _problems(server: Gateway) -> tuple[list[tuple[str, str]], str]:
-    """Return each failed model with its problem, and a note if the list is incomplete."""
+    """Return failed models and silent nodes with problems, and a note if incomplete."""
     health = server.get("/health")
     if not isinstance(health, dict):
         raise CommandError(

@@ -70,10 +70,10 @@ class BatchProgress:
 
 
 def check_files(prompts: str, output: Path | None) -> None:
-    """Check the file of prompts and the folder of results before a model loads.
+    """Check the file of prompts and the path of results before a model loads.
 
     Raises:
-        CommandError: a file or folder does not exist, or cannot be read.
+        CommandError: `prompts` is not `-` and cannot be read, `output` is a folder, or its folder does not exist.
     """
     if prompts != "-":
         try:
@@ -90,11 +90,11 @@ def check_files(prompts: str, output: Path | None) -> None:
 def answer_file(
     model: Model, prompts: str, output: Path | None, ask: Ask, *, parallel: int | None, stats: bool, quiet: bool
 ) -> int:
-    """Generate responses to the prompts in a file. Return the exit code.
+    """Generate responses to the prompts in a file. Return 1 if a prompt failed, or 0.
 
     Args:
         prompts: path of the file of prompts, or `-` for stdin.
-        output: path of the file of results, or None for stdout.
+        output: path of the file of results, or None for stdout. Prompts that the file already answers are skipped.
         ask: default options of all prompts.
         parallel: number of concurrent requests, or None for a default.
         stats: whether to print token counts and durations on stderr.

@@ -66,7 +66,7 @@ def _list_facts(model: DownloadedModel) -> dict[str, object]:
 
 
 def ago(seconds: float) -> str:
-    """Return a duration in words for the list of models, such as `3 days ago`."""
+    """Return `seconds` in words, such as `3 days ago`; below a minute `just now`."""
     for unit, length in _UNITS:
         if seconds >= length:
             count = int(seconds / length)

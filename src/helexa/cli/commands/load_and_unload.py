@@ -65,7 +65,7 @@ def unload(
 
 
 def unload_one(gateway: Gateway, name: str, node: str | None = None) -> None:
-    """Unload a model from a node, or from all nodes of a gateway.
+    """Unload a model from `node` (None: all nodes), after its running requests.
 
     Raises:
         CommandError: the model is not loaded, or the gateway rejects the request.

@@ -52,7 +52,8 @@ def rm(
 def _remove(cached: DownloadedModel, form: str | None, *, dry_run: bool, yes: bool, quiet: bool) -> None:
     """Unload and remove a model or one of its quantizations.
 
-    Ask the user first, unless `yes` is set. If `dry_run` is set, only print what would be done.
+    Ask the user first, unless `yes` is set. If `dry_run` is set, only print what would be done. Otherwise, a
+    `CommandError` means that another program uses the model.
     """
     description = _described(cached, form)
     obstacle = cached.obstacle(form)
@@ -80,7 +81,7 @@ def _remove(cached: DownloadedModel, form: str | None, *, dry_run: bool, yes: bo
 
 
 def _holders(cached: DownloadedModel, form: str | None) -> list[tuple[RunningUp, str]]:
-    """Return each `helexa up` that has loaded the model, and the id of the model."""
+    """Return each responding `helexa up` that has loaded the model, and the model id."""
     names = names_of(cached, form)
     found: list[tuple[RunningUp, str]] = []
     for up in running_ups():

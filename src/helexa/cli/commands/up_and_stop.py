@@ -308,7 +308,8 @@ def _console(url: str, key: str) -> str:
 def _command() -> str:
     """Return the shell command that starts `helexa` again.
 
-    The command is `helexa` if a program of this name is on the PATH, else the path of the running program.
+    The command is `helexa` if a program of this name is on the PATH, else the path of the running program, or
+    `PYTHON -m helexa` if the program is a Python file.
     """
     called = Path(sys.argv[0])
     if shutil.which("helexa"):
@@ -317,7 +318,7 @@ def _command() -> str:
 
 
 def _slow_reason(engine: LocalEngineFlags) -> str | None:
-    """Return why models on the CPU are slower than possible, or None if they are not."""
+    """Return why models on the CPU run slowly; None if they do not, or run on a GPU."""
     from helexa.neuron.hardware.device_choice import device_for
     from helexa.neuron.ops.native.compilation import why_unavailable
 
