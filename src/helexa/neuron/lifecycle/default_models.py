@@ -21,9 +21,9 @@ LONGEST_PAUSE_SECONDS = 300.0
 class Activation:
     """Loads the default models one after another.
 
-    A model whose download fails stays pending. After one attempt for each model, the node waits and then retries the
-    pending models. The node makes at most `ATTEMPTS` attempts per model. A load that fails for another reason than its
-    download is not retried.
+    A model whose download fails with an error that may be transient stays pending. After one attempt for each model,
+    the node waits and then retries the pending models. The node makes at most `ATTEMPTS` attempts per model. A load
+    that fails for another reason is not retried.
     """
 
     def __init__(

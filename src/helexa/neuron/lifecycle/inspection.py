@@ -80,7 +80,7 @@ class Inspector:
     def inspect(self, path: Path) -> Inspection:
         """Return memory need and properties of a GGUF file or checkpoint folder.
 
-        For files that cannot be read, the result has only a `problem`.
+        If the files cannot be read or helexa's engine cannot run the model, the result has only a `problem`.
         """
         request = InspectionRequest(str(path), self._rows, self._sequences)
         try:
@@ -91,14 +91,14 @@ class Inspector:
             return Inspection(problem="the path of the model is not valid UTF-8")
 
     def close(self) -> None:
-        """End the idle sandbox process."""
+        """End the idle sandbox process. A later inspection starts another one."""
         self._pool.close()
 
 
 def inspect(path: Path, rows: int, sequences: int) -> Inspection:
     """Return memory need and properties of the model at `path`, from its headers.
 
-    For invalid files, the result has only a `problem`.
+    For invalid files and unsupported models, the result has only a `problem`.
 
     Args:
         rows: number of tokens of the largest step.
@@ -206,6 +206,8 @@ class Description:
 
 def describe(path: Path) -> Description:
     """Inspect a GGUF file or a checkpoint folder, and return its properties.
+
+    If the engine cannot run the model, or cannot read its text files, the result has a `problem`.
 
     Raises:
         ModelFileError: the files are damaged or are not a model.

@@ -46,7 +46,7 @@ def engine_options(spec: LoadOptions, config: TorchOptions, device: str, group_h
 
     Raises:
         CudaUnavailableError: the device is a GPU, and the driver does not work.
-        TensorParallelError, HelexaError: the node cannot fulfil the request. The message says why.
+        TensorParallelError, HelexaError: the node cannot fulfill the request. The message says why.
     """
     if spec.harness not in _HARNESSES:
         raise HelexaError(f"unknown harness '{spec.harness}'; leave harness out, or set it to 'torch'")
@@ -67,7 +67,7 @@ def engine_options(spec: LoadOptions, config: TorchOptions, device: str, group_h
 
 
 def check_tool_parser(name: str | None) -> None:
-    """Raise an error unless `name` is None, `none` or the name of a tool-call format."""
+    """Raise `HelexaError` unless `name` is None, `none` or a tool-call format's name."""
     if name is None or name == _NO_PARSER:
         return
     from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
@@ -81,7 +81,7 @@ def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) ->
     """Read tokenizer, chat template and output formats of the model to load.
 
     A tool-call parser in `spec` replaces the tool-call format that the files imply. Sampling parameters in `spec`
-    replace the sampling parameters in the files.
+    replace the sampling parameters in the files. The function blocks, and starts the tokenizer's sandbox process.
 
     Args:
         chat_template: file with a template that replaces the chat templates in the model's files, or None.

@@ -46,8 +46,9 @@ class _Scan:
 class LocalInventory:
     """Lists the models in the caches and model folders of this node.
 
-    Nothing is read before the first call of `current`. From then on, the folders are checked every `WATCH_SECONDS`. A
-    sandbox process estimates the memory of new models in the background.
+    The caller must run `run` as a background task. Nothing is read before the first call of `current`. From then on,
+    `run` checks the folders every `WATCH_SECONDS`, or less often if a check is slow. A sandbox process estimates the
+    memory of new models in the background.
     """
 
     def __init__(
@@ -76,7 +77,10 @@ class LocalInventory:
         return self._list.revision
 
     async def current(self) -> LocalModels:
-        """Return the models on this node; the previous list if the check fails."""
+        """Return the models on this node; the previous list if the check fails.
+
+        Properties that an inspection has not yet determined, such as the memory, are missing.
+        """
         async with self._lock:
             if self._checked_at is None or time.monotonic() - self._checked_at > FRESH_SECONDS:
                 await self._check()

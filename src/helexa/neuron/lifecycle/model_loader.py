@@ -108,7 +108,7 @@ class ModelLoader:
         options: EngineOptions,
         report: ProgressReport,
     ) -> HostedModel:
-        """Load a model, downloaded if necessary, and return it with its running engine."""
+        """Load a model, downloaded if necessary and allowed; return it with its engine."""
         begun = self._clock()
         log.info(
             "loading model=%s source=%s device=%s",
@@ -207,7 +207,7 @@ class ModelLoader:
         )
 
     async def keep_standby(self) -> None:
-        """Start a standby process if any model sleeps; otherwise end the standby process."""
+        """Start a standby process if any model sleeps, but not on a GPU; else end it."""
         # No standby on a GPU: a process that has imported torch and opened a GPU takes hundreds of megabytes of memory.
         if self._device.startswith("cuda") or not self._any_sleeps():
             await self._standby.close()

@@ -37,9 +37,10 @@ class Pulls:
     def start(self, request: PullRequest) -> Pull:
         """Start a download, or return the running download of the same model.
 
+        The returned object is updated until the download ends.
+
         Raises:
-            ApiError: 403 if the configuration forbids downloads; 503 if the maximum number of downloads
-                runs already.
+            ApiError: 403 if the configuration forbids downloads; 503 if the maximum number of downloads runs already.
             SourceError: the model's name is not a source id.
         """
         if not self._allowed:

@@ -93,16 +93,17 @@ class Registry:
         """Load a model and return it; loads of one id run one at a time.
 
         A quarantined model (status `poisoned`) with the same id is replaced. A sleeping model wakes with the options of
-        its last load, except that `spec` may name other devices. If the caller is canceled, the load
-        continues. `unload` and `close` cancel a load.
+        its last load, except that `spec` may name other devices. If the caller is canceled, the load continues.
+        `unload` and `close` cancel a load.
 
         Args:
             on_progress: called with the stage of the load (such as `download` or `weights`), the number of bytes done
                 in this stage, and the total number of bytes of the stage (0: unknown).
 
         Raises:
-            SourceError, ModelFileError, TensorParallelError, CudaUnavailableError, HelexaError: the load failed. The
-                message says why.
+            AlreadyLoadedError: the model is loaded or recovering.
+            SourceError, ModelFileError, TensorParallelError, CudaUnavailableError, HelexaError: the load failed or was
+                canceled. The message says why.
         """
         self._reject_while_draining()
         source = self._loader.source(spec)
@@ -331,7 +332,8 @@ class Registry:
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
         """Return the result of the task `work`, which loads or unloads `model_id`.
 
-        `work` continues even if the caller is canceled. Other loads and unloads of `model_id` wait until `work` ends.
+        `work` continues even if the caller is canceled. If `work` itself is canceled, the method raises an `ApiError`.
+        Other loads and unloads of `model_id` wait until `work` ends.
         """
 
         def on_done(work: "asyncio.Task[T]") -> None:

@@ -59,9 +59,9 @@ class RestartLimiter:
     def next(self, now: float) -> float | None:
         """Record a restart at `now`; return the seconds to wait, or None: no restart.
 
-        The result is None after `most` restarts within the time window. Otherwise, the wait is 0 if the engine ran for
-        at least `_CALM_SECONDS` before it crashed. If it crashes sooner several times in a row, the waits are 1 s, 2 s,
-        4 s and so on, up to `_LONGEST_PAUSE_SECONDS`.
+        The result is None, and nothing is recorded, after `most` restarts within the time window. Otherwise, the wait
+        is 0 if the engine ran for at least `_CALM_SECONDS` before it crashed. If it crashes sooner several times in a
+        row, the waits are 1 s, 2 s, 4 s and so on, up to `_LONGEST_PAUSE_SECONDS`.
         """
         while self._times and now - self._times[0] > self.window:
             self._times.popleft()
@@ -85,6 +85,8 @@ load. The third argument is the smallest acceptable number of KV pages. With les
 
 class HostedModel:
     """A model of this node, with the engine process that runs the model.
+
+    `open` must succeed before other methods are called, because it sets `model`.
 
     Args:
         texts: awaitable that reads the text processing and the image preparation from the model's files. The image
@@ -220,7 +222,7 @@ class HostedModel:
         If the caller is canceled, the wake continues.
 
         Raises:
-            HelexaError: the model could not wake, or it is being unloaded.
+            HelexaError, OSError: the model could not wake, or it is being unloaded.
         """
         while self.status == "sleeping":
             await self._one_wake()

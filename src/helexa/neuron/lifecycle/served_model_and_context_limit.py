@@ -87,7 +87,8 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
     """Return the current limits of a served model's requests.
 
     The limit of the context is the smallest of these numbers: the tokens that the engine supports, the tokens that fit
-    in the free KV cache memory, the configured maximum and, if `settings.enabled`, the tokens prefilled in time.
+    in the free KV cache memory, the configured maximum and, if `settings.enabled`, the tokens prefilled in time. Above
+    `_STEP` tokens, it is rounded down to a multiple of `_STEP`.
     """
     context = min(engine.context, _cached_positions(engine, measurements.missing_bytes))
     if settings.enabled:
@@ -100,7 +101,7 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
 
 
 def _rate_ceiling(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> int:
-    """Return how many prompt tokens a served model can prefill in the time limit."""
+    """Return how many tokens a model can prefill in time, at least `LEAST_BY_RATE`."""
     seconds = settings.target_prefill_latency_secs or (_CPU if engine.cpu else _ACCELERATOR)[0]
     return max(int(seconds * (measurements.tok_s_prefill or _first_rate(engine, settings))), LEAST_BY_RATE)
 
@@ -232,7 +233,7 @@ class ServedModel:
         return Servable(ok=reason is None, reason=reason, detail=detail)
 
     def require_servable(self) -> None:
-        """Raise an error if the model cannot serve any request now."""
+        """Raise an `ApiError` (503) if the model cannot serve any request now."""
         if (why := self._why_unservable()) is not None:
             message = f"model '{self.id}' cannot serve requests now: {why[1]}; retry in 5 s"
             raise service_unavailable(message, retry_after=5)

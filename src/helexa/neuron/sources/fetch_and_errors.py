@@ -34,7 +34,7 @@ class Fetch:
         self._abandoned = threading.Event()
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """Report progress. The worker thread calls this method often.
+        """Report progress. Raise `FetchAbandoned` if the fetch is canceled.
 
         Args:
             stage: name of the current stage, such as `download`.

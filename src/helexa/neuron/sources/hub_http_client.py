@@ -181,7 +181,9 @@ class Site:
         return self._token is not None
 
     def get(self, path: str, start: int = 0, stop: int | None = None, timeout: float | None = None) -> SiteResponse:
-        """Request the file at `path`, follow redirects, and return the response.
+        """Request the file at `path`, follow redirects, and return the open response.
+
+        The caller must close the response. A site that ignores the range sends the whole file.
 
         Args:
             start, stop: offset of the range's first byte, and of the byte after the range. None for the file's end.

@@ -61,8 +61,8 @@ class Hub:
     def model(self, name: str, quant: str | None, refresh: bool, downloads: Downloads, fetch: Fetch) -> Path:
         """Return a repository's GGUF file or checkpoint folder.
 
-        The method downloads the model if necessary. If a request to the hub fails and the cache has the complete model,
-        the method returns the cached model.
+        The method downloads the model if necessary. If a request to the hub or the download fails, or if
+        `HF_HUB_OFFLINE` is set, the method returns the cached model if it is complete.
 
         Args:
             refresh: whether to request the latest commit from the hub. If False and the cache has the complete model,
@@ -177,7 +177,7 @@ def _serve_cached(path: Path, failure: SourceError) -> Path:
 
 
 def offline() -> bool:
-    """Return whether `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set."""
+    """Return whether `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is 1, on, yes or true."""
     return any(os.environ.get(name, "").upper() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
@@ -232,6 +232,7 @@ class Sources:
 
         Args:
             quant: requested quantization, such as `q4_k_m`, or None. Ignored if `source` includes a quantization.
+            progress: called in the event loop; a last call may follow after the method has ended.
             download: whether to send requests to hubs. If False, only files on the disk are used.
 
         Raises:
@@ -257,6 +258,8 @@ class Sources:
 
     async def size(self, source: ModelSource, quant: str | None) -> int | None:
         """Return the size in bytes of a model's weights that its hub states, or None.
+
+        The result is None for local files and packages, offline, and if the hub does not respond.
 
         Raises:
             SourceError: the hub does not have the model. `kind` is the reason.

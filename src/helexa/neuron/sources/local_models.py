@@ -110,7 +110,7 @@ def _entry_size(entry: "os.DirEntry[str]") -> int:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model on this machine."""
+    """A model on this machine. `path` is None if some of its files are missing."""
 
     record: LocalModel
     path: Path | None

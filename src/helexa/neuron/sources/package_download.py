@@ -45,7 +45,9 @@ def has_installer() -> bool:
 
 
 def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
-    """Download the wheel of `requirement` without installing it.
+    """Download the wheel of `requirement` without installing it, and return its path.
+
+    With pip, the path is that of the wheel file; with uv, that of a folder with the unpacked wheel.
 
     Args:
         requirement: `package` or `package==version`.

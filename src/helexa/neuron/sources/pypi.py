@@ -76,7 +76,7 @@ class _PackageCache:
         return self.cache / f"{self.package}-{version.replace('-', '_')}"
 
     def find(self, version: str) -> Path | None:
-        """Return the cached file of `version` (empty: the version downloaded last)."""
+        """Return the cached file of `version` (empty: the last downloaded), or None."""
         if version:
             return self._intact(version)
         versions = [

@@ -93,6 +93,8 @@ class Listing:
 def request_listing(site: "Site", name: str, timeout: float) -> Listing:
     """Request the latest commit and the file list of repository `name`.
 
+    Files whose names could lead out of the download folder are left out.
+
     Raises:
         WebError: the hub is unreachable, or it returned an error or an invalid response.
     """
@@ -129,8 +131,8 @@ def _is_safe(name: str) -> bool:
 def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[str]:
     """Return the files to download: a GGUF model, or a checkpoint.
 
-    A GGUF model may be split into several files. A checkpoint consists of safetensors files and `config.json`. Without
-    `quant`, the function chooses the first of the following that exists:
+    A GGUF model may be split into several files; all are returned, even if `names` lacks some. A checkpoint consists of
+    safetensors files and `config.json`. Without `quant`, the function chooses the first of the following that exists:
 
     1. a checkpoint,
     2. the GGUF model whose quantization comes first in `_PREFERENCE`.
