@@ -162,7 +162,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 def blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that only awaits the background event loop; return its result.
 
-    The coroutine may wait only with a `BlockingCaller`.
+    The coroutine may wait only with a `BlockingCaller`. If it waits in another way, RuntimeError is raised.
     """
     try:
         work.send(None)
@@ -175,7 +175,7 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
     """Run an async generator that only awaits the background loop; yield its items.
 
-    The generator may wait only with a `BlockingCaller`.
+    The generator may wait only with a `BlockingCaller`. An item that is None ends the iteration.
     """
     try:
         while (item := blocking(_next(items))) is not None:
@@ -195,7 +195,8 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Run an async generator in the background, and yield its items to the caller.
 
-    `items` is closed after the last item, or as soon as the caller takes no more items.
+    `items` is closed after the last item, or as soon as the caller takes no more items. An item that is None counts as
+    the end.
     """
     lock = asyncio.Lock()  # held during a step, so that `close` waits for the end of an interrupted step
     last: asyncio.Task[Any] | None = None

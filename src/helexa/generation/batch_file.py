@@ -41,7 +41,8 @@ class Item:
 
     Attributes:
         index: index of the prompt in the file, from 0. Blank lines are not counted.
-        key: hash of the prompt, the model name and all options that affect the response.
+        key: hash of the prompt, the model name and all options that affect the response. For an invalid line, the hash
+            of the line.
         id: the field `id` of the line, or None.
         request: the request, or an error if the line is invalid.
     """
@@ -150,7 +151,8 @@ class FileSummary:
 class ResultFile:
     """The file with the results of a file of prompts.
 
-    This process holds an exclusive lock on the file until the end of the `with` block.
+    This process holds an exclusive lock on the file until the end of the `with` block, if the file system has locks. An
+    incomplete last line is removed.
 
     Raises:
         InvalidRequestError: another process has locked the file, or the file contains other data than results.
@@ -203,7 +205,8 @@ class ResultFile:
     def put_in_order(self) -> None:
         """Sort the lines of the file by prompt index.
 
-        If several lines have the same index, only the last remains.
+        If several lines have the same index, only the last remains. Call this method only after the last `write`,
+        because the sorted lines are in a new file.
         """
         if self._ordered:
             return

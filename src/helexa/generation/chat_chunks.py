@@ -23,7 +23,7 @@ class ChunkReader:
         self._usage: dict[str, Any] = {}
 
     def events(self, chunk: dict[str, Any]) -> Iterator[Event]:
-        """Yield the events of a chunk."""
+        """Yield the events of the next chunk, except `End`; see `end`."""
         self._usage = _object(chunk.get("usage")) or self._usage
         choice = _first(chunk.get("choices"))
         finish_reason = choice.get("finish_reason")
@@ -41,7 +41,7 @@ class ChunkReader:
             yield ToolCallDelta(_count(call.get("index")), id, name, arguments)
 
     def end(self) -> End:
-        """Return the last event of the response.
+        """Return the last event of the response. Call this after all events of `events`.
 
         Raises:
             EngineError: no chunk had a finish reason.

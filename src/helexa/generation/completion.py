@@ -14,7 +14,7 @@ class TokenLogprob:
     Attributes:
         token: the text of the token. If the token is only a part of a character, the text is the replacement character
             U+FFFD; see `bytes`.
-        logprob: natural logarithm of the token's probability.
+        logprob: natural logarithm of the token's probability, or NaN if the server did not report it.
         bytes: the bytes of the token.
         top: the most likely tokens at this position, most likely first, if the request asked for them.
     """
@@ -27,10 +27,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A chunk of a completion: generated text, never empty.
+    """A chunk of a completion: generated text.
 
     Attributes:
-        text: the text.
+        text: the text. It is never empty in a stream. A target may send a chunk that has only log-probabilities.
         thought: whether the chunk is reasoning.
         logprobs: log-probabilities of the chunk's tokens, if the request asked for them.
     """
@@ -60,10 +60,12 @@ class Usage:
 class Timings:
     """Durations of a completion's request, in seconds.
 
+    In a batch, "the call" is the start of this request.
+
     Attributes:
         load_s: time from the call until the model is loaded. Almost 0 if it was already loaded.
         queue_s: time that the request waits for other requests, after the model is loaded.
-        prefill_s: time of the prompt's prefill.
+        prefill_s: time of the prompt's prefill. If a server does not report it, it includes the time in the queue.
         ttft_s: time from the call to the first token, including load, queue and prefill.
         decode_s: time from the first token to the last token.
         total_s: time from the call to the end of the response.
@@ -118,7 +120,8 @@ class Completion:
         model: id of the model.
         seed: random seed. A request with the same seed and prompt reproduces the response.
         device, dtype: device and data type of the computation, or None if the server does not report them.
-        parsed: parsed text if the request had a schema: an instance of the pydantic model, or plain JSON values.
+        parsed: parsed text if the request had a schema: an instance of the pydantic model, or plain JSON values. None
+            if there was no schema, or if the response has tool calls.
         others: further completions for the same prompt, if the caller requested several; see `choices`.
     """
 
@@ -146,7 +149,7 @@ class Completion:
 
     @property
     def message(self) -> dict[str, Any]:
-        """This response as a message in the format of OpenAI's chat API."""
+        """This response without its reasoning, as a message in OpenAI's chat format."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.tool_calls:
             message["tool_calls"] = [

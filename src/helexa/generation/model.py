@@ -37,12 +37,12 @@ OnError = Literal["raise", "return"]
 
 
 class Stream:
-    """An iterator over the chunks of a streamed response.
+    """The chunks of a streamed response, for one `for` loop.
 
     To cancel the request before the end, call `close` or leave the `with` block.
 
     Attributes:
-        completion: the complete response, or None before the end.
+        completion: the complete response. None before the end, and if the request failed or was canceled.
     """
 
     def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
@@ -68,12 +68,12 @@ class Stream:
 
 
 class AsyncStream:
-    """An async iterator over the chunks of a streamed response.
+    """The chunks of a streamed response, for one `async for` loop.
 
     To cancel the request before the end, call `aclose` or leave the `async with` block.
 
     Attributes:
-        completion: the complete response, or None before the end.
+        completion: the complete response. None before the end, and if the request failed or was canceled.
     """
 
     def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
@@ -120,11 +120,11 @@ class Model:
         return await self._generate(AsyncCaller(), prompt, n, on_token, options)
 
     def stream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> Stream:
-        """Return an iterator over the chunks of a response; see `helexa.stream`."""
+        """Return the chunks of a response as they are generated; see `helexa.stream`."""
         return Stream(across(BlockingCaller(), self._pieces(_ask(options).request(prompt))))
 
     def astream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> AsyncStream:
-        """Return an async iterator over the chunks of a response; see `helexa.astream`."""
+        """Return the chunks of a response, for `async for`; see `helexa.astream`."""
         return AsyncStream(across(AsyncCaller(), self._pieces(_ask(options).request(prompt))))
 
     @overload
@@ -190,7 +190,8 @@ class Model:
     def open(self, on_progress: OnProgress | None = None) -> Target:
         """Load the model, and return the server or the private engine that runs it.
 
-        In a private engine, the model stays loaded until `close` is called.
+        In a private engine, the model stays loaded until `close` is called. A server is not asked to load the model.
+        The async methods of the returned object must run in the background event loop.
 
         Args:
             on_progress: called with the progress of the load, in another thread; see `OnProgress`.
@@ -299,6 +300,9 @@ class Model:
         Args:
             requests: requests to run. If an item is an error instead of a request, the error is yielded as its result.
             max_parallel: number of concurrent requests. None means `Target.width`.
+
+        Raises:
+            HelexaError: as in `run_requests.results`, or `max_parallel` is below 1.
         """
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")
@@ -342,7 +346,7 @@ def _ask(options: AskOptions) -> Ask:
 
     Raises:
         TypeError: an option is unknown.
-        InvalidRequestError: `sampling` is not a `Sampling`, or an image is invalid.
+        InvalidRequestError: an option is invalid.
     """
     flat: dict[str, Any] = dict(options)
     for name in flat:

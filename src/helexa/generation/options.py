@@ -48,8 +48,8 @@ class BatchOptions(AskOptions, total=False):
     Attributes:
         max_parallel: number of concurrent requests. Default: `HELEXA_NUM_PARALLEL`, else the default of the server or
             the engine.
-        on_result: plain or async function, called with the index and the result of each prompt. If the function raises
-            an exception, the batch ends and the exception is raised.
+        on_result: plain or async function, called with the index and the result of each prompt that this call runs, as
+            soon as the prompt ends. If the function raises an exception, the batch ends and the exception is raised.
     """
 
     max_parallel: int | None

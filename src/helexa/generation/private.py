@@ -90,8 +90,8 @@ class EngineSettings:
     def config(self) -> "NodeOptions | NeuronConfig":
         """Return the node's options with these settings.
 
-        The environment variables of nodes apply, too. If nothing is set, the defaults are returned without a validation
-        by pydantic, which is slow to import.
+        The queue of requests has almost no limit. The environment variables of nodes apply, too. If nothing is set, the
+        defaults are returned without a validation by pydantic, which is slow to import.
 
         Raises:
             ConfigError: an option or an environment variable is invalid.
@@ -159,6 +159,10 @@ class PrivateEngines:
         Args:
             model: `org/name`, `scheme:name` or a path.
             quant: quantization of the model, or None.
+
+        Raises:
+            ModelNotFoundError: `model` is a path that does not exist.
+            SourceError: `model` is neither a model id nor a path.
         """
         model = typed_source(model)
         spec = LoadOptions(model_id=model, quant=quant)

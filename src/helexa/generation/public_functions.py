@@ -51,8 +51,8 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
     Args:
         prompt: the text of a user message, or a list of chat messages.
         n: number of responses, each with a different seed; see `Completion.choices`.
-        on_token: plain or async function, called with each chunk of the response's text. If the function raises an
-            exception, the request is canceled and the exception is raised.
+        on_token: plain or async function, called with each chunk of the response's text, without reasoning. If the
+            function raises an exception, the request is canceled and the exception is raised. Requires `n=1`.
         options: see `Options`.
 
     Raises:
@@ -75,16 +75,17 @@ async def agenerate(
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
-    """Return an iterator over the chunks of a response to a prompt.
+    """Return the chunks of a response to a prompt as they are generated.
 
-    The iteration starts the request, and raises the same errors as `generate`.
+    Invalid options and prompts raise errors at once. The iteration starts the request, and raises all other errors of
+    `generate`.
     """
     model, generation_options = _split(options)
     return model.stream(prompt, **generation_options)
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-    """Return an async iterator over the chunks of a response to a prompt.
+    """Return the chunks of a response to a prompt, for `async for`.
 
     This is the async version of `stream`.
     """
@@ -114,7 +115,7 @@ def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: 
         options: see `Options` and `BatchOptions`.
 
     Raises:
-        HelexaError: the model could not be downloaded or loaded.
+        HelexaError: the model could not be downloaded or loaded, or the server has not responded to any request.
         BatchError: a prompt failed and `on_error` is `raise`. The error contains the results so far.
     """
     model, generation_options = _split(options)
@@ -158,8 +159,9 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
         options: see `Options` and `BatchOptions`.
 
     Raises:
-        HelexaError: the model could not be downloaded or loaded.
-        InvalidRequestError: the results belong to other prompts, or another process writes to the file of results.
+        HelexaError: the model could not be downloaded or loaded, or the server has not responded to any request.
+        InvalidRequestError: the file of results has results of other prompts or other data, or another process writes
+            to it.
         OSError: a file cannot be read or written.
     """
     model, generation_options = _split(options)
@@ -229,7 +231,8 @@ def load(
 ) -> Model:
     """Load a model, and return an object with methods to generate responses.
 
-    See `Options` for the arguments, and `OnProgress` for `on_progress`.
+    If the model is on a server, this function does not load it: the server decides when to load its models. See
+    `Options` for the arguments, and `OnProgress` for `on_progress`, which is called in another thread.
 
     The returned object can be used in a `with` block. At the end of the block, the model is unloaded from its private
     engine, unless another object from `load` still uses the model. Without a `with` block, the model stays loaded until

@@ -71,7 +71,7 @@ class ServerClient:
         """Return an object that runs requests to `model` on this server.
 
         If `model` is None, use the first model in the server's list that is loaded. If no model is loaded, use the
-        first model in the list.
+        first model in the list. If `model` is not None, the method does not check that the server has this model.
 
         Raises:
             UnreachableError: the server does not respond.
@@ -90,7 +90,10 @@ class ServerClient:
         return RemoteTarget(self, model)
 
     async def explained(self, error: ModelNotFoundError, model: str) -> ModelNotFoundError:
-        """Return `error` with the server's model names that are similar to `model`."""
+        """Return `error` with a model name of the server that is similar to `model`.
+
+        If no name is similar, add the first names in the server's list. Without the list, return `error` unchanged.
+        """
         try:
             names = list(await self.models())
         except GenerationError:
@@ -115,6 +118,8 @@ class ServerClient:
 
     async def models(self) -> dict[str, bool]:
         """Return for each model of the server, by name, whether it is loaded.
+
+        If the server does not report whether a model is loaded, the model counts as loaded.
 
         Raises:
             UnreachableError: the server does not respond.

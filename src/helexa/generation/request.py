@@ -129,7 +129,8 @@ class AnswerSchema:
     def parsed(self, completion: Completion) -> Any:
         """Parse a response.
 
-        Return an instance of the pydantic class, or JSON values if there is no class.
+        Return an instance of the pydantic class. If there is no class, return the JSON values without checking them
+        against the schema.
 
         Raises:
             SchemaError: the response does not match the pydantic class, or is not JSON.
@@ -257,7 +258,7 @@ class Request:
 def alternatives(logprobs: Any) -> int | None:
     """Return how many likely tokens the option `logprobs` requests for each token.
 
-    None means that no log-probabilities are reported.
+    0 means that only the log-probability of the generated token is reported. None means that none is reported.
 
     Raises:
         InvalidRequestError: the option is neither a boolean nor a number of tokens.

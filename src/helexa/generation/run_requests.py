@@ -109,9 +109,9 @@ async def results(
 
     When a request ends, yield its index and its completion or error.
 
-    `requests` is read lazily. If the engine crashes, all requests that are running at that time fail. The failed
-    requests are repeated one at a time after all other requests. If the engine crashes again, the request that runs at
-    that time is the cause, and its result is the error.
+    `requests` is read lazily. If the engine crashes, all requests that are running at that time fail. So requests that
+    fail with a retryable error, at most `_MAX_SUSPECTS`, are repeated once, one at a time after all other requests. If
+    the engine crashes again, the request that runs at that time is the cause, and its result is the error.
 
     Args:
         target: the server or private engine that runs the model.

@@ -88,7 +88,7 @@ class Target(Protocol):
     def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request and yield the events of the response. The last event is `End`.
 
-        Closing the generator cancels the request.
+        The model must be loaded; call `open` first. Closing the generator cancels the request.
 
         Raises:
             GenerationError: the request failed.
@@ -97,6 +97,8 @@ class Target(Protocol):
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Return the embedding of each text, a vector with the L2 norm 1.
+
+        The model must be loaded; call `open` first.
 
         Raises:
             GenerationError: the request failed.
