@@ -45,6 +45,8 @@ class ConnectionLimits:
     ) -> "ConnectionLimits":
         """Return limits under which the process does not run out of file descriptors.
 
+        `total` and `rejected` are at least `_MIN_CONNECTIONS`, even if there are not enough descriptors.
+
         Args:
             descriptors: limit on open files of this process.
             total: maximum number of served connections. It is reduced if there are not enough descriptors.
@@ -106,7 +108,7 @@ class Acceptor:
         self._resume()
 
     async def close(self) -> None:
-        """Stop accepting connections. Connections that are already open stay open."""
+        """Stop accepting connections. The socket and the open connections stay open."""
         self._closed = True
         self._pause()
         if self._timer is not None:

@@ -40,8 +40,9 @@ class ClientConnection(RequestParser, asyncio.Protocol):
     - If the request target is an absolute URL, its host and port replace the `Host` header for the application.
     - Responses are sent in the order of the requests. While too many requests or body bytes are buffered, the server
       stops reading. Data after a request with `connection: close` is dropped.
-    - If the client disconnects, all requests of the connection are notified, even while the server does not read. A
-      client that closes only its sending side counts as disconnected, because the server cannot tell the difference.
+    - If the client disconnects, all requests of the connection are notified, on Linux even while the server does not
+      read. A client that closes only its sending side counts as disconnected, because the server cannot tell the
+      difference.
     - If the client is still sending a body when the server closes the connection, the server continues to read for up
       to `LINGER_SECS`. Many clients do not read the response if their sending fails.
     - Bodies with the `Content-Encoding` gzip, deflate or zstd are decoded, and the application does not see the header.
@@ -152,7 +153,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         """Start a request, or queue it behind requests without a complete response.
 
         Raises:
-            ApiError: status 503, if the connection exceeds the server's limits.
+            ApiError: status 503, if the connection exceeds the server's limits. 400, if the request target is invalid.
         """
         if self._ignores_input:
             return
@@ -258,14 +259,20 @@ class ClientConnection(RequestParser, asyncio.Protocol):
             self._update_reading()
 
     def end(self) -> None:
-        """Send buffered data, let the client finish its request body, then close."""
+        """Send buffered data, let the client finish its request body, then close.
+
+        Requests without a complete response are notified as if the client had disconnected.
+        """
         if self._cycle is None:
             self.close()
         else:
             self._linger()
 
     def close(self) -> None:
-        """Send buffered data, then close the connection."""
+        """Send buffered data, then close the connection.
+
+        Requests without a complete response are notified as if the client had disconnected.
+        """
         self._ignores_input = True
         self.service.idle.remove(self)
         self._drop_calls()
@@ -289,7 +296,10 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         return True
 
     def stop(self) -> None:
-        """Close the connection after the responses to its requests."""
+        """Close the connection after the responses to its requests.
+
+        The caller must have set `Service.stopping`, which closes a connection after its last response.
+        """
         if not self._cycles:
             self.close()
 

@@ -27,7 +27,7 @@ _SMALL_WINDOW_BYTES = 64 << 10
 
 
 class BodyDecoder:
-    """Decodes one request body."""
+    """Decodes one request body, whose encoding `coding` is one of `ACCEPTED`."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
@@ -42,7 +42,7 @@ class BodyDecoder:
         self._input += data
 
     def read(self) -> bytes:
-        """Return at most `PIECE_BYTES` decoded bytes, or none if more input is needed.
+        """Return 1 to `PIECE_BYTES` decoded bytes, or b"" if none can be decoded now.
 
         Raises:
             ApiError: status 400: the input is not valid.
@@ -65,7 +65,10 @@ class BodyDecoder:
         return b""
 
     def finish(self) -> None:
-        """Raise ApiError 400 unless the input is complete. An empty body is complete, too."""
+        """Raise ApiError 400 unless the input is complete. An empty body is complete, too.
+
+        Call this after the last `feed`, when `read` has returned b"".
+        """
         if self._input or not (self._decoder is None or self._decoder.eof):
             raise self._invalid()
 

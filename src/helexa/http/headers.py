@@ -27,7 +27,10 @@ def request_id(headers: Headers) -> str:
 
 
 def require_json(headers: Headers) -> None:
-    """Raise ApiError 415 if the headers announce a body other than plain JSON."""
+    """Raise ApiError 415 unless the headers announce a body of plain JSON.
+
+    Headers without a content type, or with a `content-encoding` other than `identity`, are rejected.
+    """
     content_types = [value for name, value in headers if name == b"content-type"]
     # A body without a content type is rejected, too. For any web page, a browser sends such a body, a form or plain
     # text without asking the server first (CORS preflight). A browser sends JSON only after the server has agreed.
@@ -62,7 +65,7 @@ def without_port(host: bytes) -> bytes:
 def is_reserved_name(name: bytes) -> bool:
     """Return whether a host name is reserved, so that no public web site can have it.
 
-    An example is `host.docker.internal`.
+    The name, in lower case and without a port, ends in `.localhost` or `.internal`, as in `host.docker.internal`.
     """
     return name.endswith(_RESERVED_SUFFIXES)
 

@@ -31,7 +31,7 @@ class DeadlineTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, secs: float) -> None:
-        """Set the deadline to `secs` seconds from now. An earlier deadline is replaced."""
+        """Set the deadline to `secs` seconds from now. It replaces the previous deadline."""
         self._deadline = deadline = self._loop.time() + secs
         if self._timer is None or deadline < self._timer_at:
             self._cancel()
@@ -74,7 +74,7 @@ class IdleConnections:
         self._entries: dict[object, tuple[float, str, Callable[[], bool]]] = {}
 
     def add(self, connection: object, address: str, evict: Callable[[], bool], now: float) -> None:
-        """Register a connection that became idle at `now`.
+        """Register a connection that became idle at `now`, and is not registered yet.
 
         `evict` closes the connection and returns True, or returns False if the connection is still needed.
         """
@@ -116,7 +116,7 @@ def enable_tcp_keep_alive(connection: socket.socket) -> None:
 def is_gone(socket: int) -> bool:
     """Return whether the peer of an idle connection has closed its side.
 
-    Unread data may still be buffered. Outside Linux, the result is always False.
+    `socket` is a file descriptor. Unread data may still be buffered. Outside Linux, the result is always False.
     """
     if sys.platform != "linux":
         return False
@@ -126,7 +126,10 @@ def is_gone(socket: int) -> bool:
 
 
 def has_input(socket: int) -> bool:
-    """Return whether an idle connection has unread data, or the peer has closed it."""
+    """Return whether a connection has unread data, or the peer has closed it.
+
+    `socket` is the file descriptor of the connection.
+    """
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(0))

@@ -71,6 +71,7 @@ class Listener:
 
         Raises:
             HelexaError: the application failed to start or to shut down.
+            Exception: the application itself raised this exception, and sent no reply.
         """
         service = self._service
         lifespan = Lifespan(service.app)
@@ -118,9 +119,11 @@ class Listener:
 def bind(address: tuple[str, int]) -> socket.socket:
     """Return a listening socket for `address`, a pair of host and port.
 
+    If the host has IPv4 and IPv6 addresses, only IPv4 is used.
+
     Raises:
         AddressInUseError: another process listens on the address.
-        ConfigError: the address is not available on this machine.
+        ConfigError: the host name is invalid, or this process cannot listen on the address.
     """
     host, port = address
     display_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -168,7 +171,9 @@ class Lifespan:
         await self._send_event("startup")
 
     async def end(self) -> None:
-        """Shut the application down, and wait for its end.
+        """Shut the application down, and wait at most `_RETURN_SECS` for its return.
+
+        `begin` must have succeeded.
 
         Raises:
             HelexaError: the application failed to shut down.

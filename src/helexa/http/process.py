@@ -44,7 +44,10 @@ def descriptor_limit() -> int:
 
 
 def notify(state: str) -> None:
-    """Send `state`, such as `READY=1`, to systemd if systemd manages this process."""
+    """Send `state`, such as `READY=1`, to systemd if systemd manages this process.
+
+    Errors are ignored.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     # An address that begins with `@` is in Linux's abstract namespace.
     if address.startswith(("/", "@")):
@@ -54,7 +57,10 @@ def notify(state: str) -> None:
 
 
 def collect_seldom() -> None:
-    """Configure Python's garbage collector to run less often than by default."""
+    """Configure Python's garbage collector to run less often than by default.
+
+    Reference cycles among the objects that exist now are never collected, so call this function after the start.
+    """
     # Requests create hardly any reference cycles, so there is little to collect. With the default settings, the garbage
     # collector would take 5 % of the CPU time of requests.
     gc.collect()

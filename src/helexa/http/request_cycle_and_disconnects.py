@@ -25,7 +25,8 @@ class DisconnectGuard:
     """Tells whether the client of a request has disconnected.
 
     It is stored in the ASGI scope as `extensions[DisconnectGuard.NAME]`. An application can use it as a context
-    manager: if the client disconnects, the code in the `with` block is canceled, and `ClientDisconnected` is raised.
+    manager, in the task of the request: if the client disconnects or has disconnected, the code in the `with` block is
+    canceled or not run, and `ClientDisconnected` is raised.
     """
 
     NAME = "helexa.disconnect"

@@ -29,7 +29,8 @@ class BodyBudget:
         """Reserve `size` bytes of memory for a request body from the client at `address`.
 
         Raises:
-            ApiError: 503 if too much memory for bodies is reserved, in total or by the client.
+            ApiError: 503 if more than `total` would be reserved, or more than half of `total` by this client. Nothing
+                is reserved then.
         """
         address_bytes = self._by_address.get(address, 0) + size
         if self.reserved + size > self.total or address_bytes > self.total // 2:
@@ -107,7 +108,7 @@ class Service:
         return self.stopping
 
     def date(self) -> bytes:
-        """Return the `date` header line for the current time."""
+        """Return the `date` header line, with its line break, for the current time."""
         second = int(time.time())
         if second != self._second:
             self._second = second
