@@ -102,7 +102,7 @@ class Archive:
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
         """Return the result cached under `key`, or else call `find` and cache its result.
 
-        The cached result is used until another process writes to the database.
+        The cached result is used until another connection writes to the database. Callers must not change the result.
         """
         version = self.reader.select("PRAGMA data_version")[0][0]
         if version != self._version:
@@ -113,7 +113,7 @@ class Archive:
     def keep(self, key: Hashable, find: Callable[[], T]) -> T:
         """Like `answer`, return a cached or new result, but cache it without expiry.
 
-        The cached result is also used after another process has written to the database. If the cache is full, the
+        The cached result is also used after another connection has written to the database. If the cache is full, the
         least recently used result is removed.
         """
         return _remembered(self._permanent, _MOST_PERMANENT, key, find)

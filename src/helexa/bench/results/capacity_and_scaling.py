@@ -21,7 +21,7 @@ class CapacityPoint:
         load: number of requests in flight (closed loop), or requests sent per second (open loop).
         decode_tps: decode rate of one user in tokens per second. `output_tps` is the total of all users.
         pareto: True if this load is on the Pareto front: at every other load, `decode_tps` or `output_tps` is lower, or
-            both are equal.
+            both are equal. False if one of the two rates is None.
     """
 
     scenario: str
@@ -48,6 +48,7 @@ class Capacity:
 
     Attributes:
         loop: `closed` (fixed concurrency) or `open` (fixed request rate).
+        build: label of the build of one point. Other points may be of another build.
         points: metrics at each load, lowest load first.
         knee: highest load at which no requests are rejected and TTFT is still low (see the function `knee`). None if
             unknown.
@@ -96,7 +97,8 @@ def knee(points: list[CapacityPoint]) -> float | None:
         points: metrics at each load, lowest load first.
 
     Returns:
-        The load, or None if it cannot be determined, for example from fewer than two points.
+        The load, or None if it cannot be determined: with fewer than two points, or if the lowest load is overloaded or
+        has no TTFT.
     """
     if len(points) < 2 or points[0].ttft_p95_s is None:
         return None

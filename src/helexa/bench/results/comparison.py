@@ -13,7 +13,7 @@ from helexa.bench.verdicts_and_change_points import MIN_EFFECT, MIN_SAMPLES, Int
 
 
 def hardware(old: HostRow, new: HostRow) -> str:
-    """Return the differences of two hosts as text, or an empty text."""
+    """Return the differences in name, devices, driver and CUDA of two hosts, if any."""
     return changes(_facts(old), _facts(new))
 
 
@@ -75,11 +75,11 @@ class MetricComparison:
     """The comparison of one metric between sides A and B, for one model and scenario.
 
     Attributes:
-        target: the target on which both sides were measured. Empty if the sides themselves are targets.
+        target: the target on which both sides were measured. Empty if one of the sides names a target.
         a, b: medians of the samples of each side.
-        ratio: median of B divided by median of A, with confidence interval. None if there are too few samples.
+        ratio: median of B divided by median of A, with confidence interval. None if `state` is `too few`.
         differs: other differences between the sides: target, hardware, model configuration, scenario parameters.
-        state: verdict on B relative to A.
+        state: verdict on B relative to A. `too few`: a side has fewer than 5 samples, or `a` is 0.
     """
 
     target: str
@@ -104,7 +104,8 @@ def compare(
 
     Return one comparison for each model, scenario and metric that was measured on both sides.
 
-    If a side has several builds, only the build that was measured last is used, for each model and scenario.
+    If a side has several builds, only the build that was measured last is used, for each model and scenario. If no side
+    names a target, each target is compared separately.
 
     Args:
         archive: the result database.
@@ -114,7 +115,7 @@ def compare(
         metrics: names of the metrics to compare.
 
     Raises:
-        LookupError: a side has no measurements.
+        LookupError: a side has no measurements, or names an unknown build.
     """
     return archive.answer(("compare", a, b, model, *metrics), lambda: _compare(archive, a, b, model, metrics))
 

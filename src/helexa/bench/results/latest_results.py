@@ -95,7 +95,8 @@ def latest(
 ) -> list[LatestResult]:
     """Return the newest configuration of each target, model and scenario.
 
-    Each result contains the valid samples of the configuration. The results are sorted by target, model and scenario.
+    A configuration with valid samples takes precedence over a newer one without. Each result contains the valid samples
+    of the configuration, if there are any. The results are sorted by target, model and scenario.
 
     Args:
         archive: the result database.

@@ -17,8 +17,9 @@ class RunDetail:
     """A sample (row of table `run`) with all data that is stored about it.
 
     Attributes:
-        metrics: summary statistics and totals by metric.
-        requests: the requests of the sample. Empty if the requests were deleted because of their age.
+        metrics: JSON data: `distributions` and `totals` by metric, and additional data.
+        requests, telemetry: requests and readings of the sample. Both are empty for imported samples, and after a
+            deletion because of their age.
     """
 
     run: RunRow
@@ -34,7 +35,8 @@ def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offs
 
     Args:
         archive: the result database.
-        filters: values by name in `FILTERS`. `host` is the name of a target or of a host. None matches every value.
+        filters: values by name in `FILTERS`. `host` is the name of a target or of a host. `sha` is the label
+            or the short commit of a build. None matches every value.
         limit: maximum number of samples, reduced to at most `MOST_RUNS`.
         offset: number of samples to skip.
     """

@@ -33,7 +33,8 @@ class Point:
         values: the samples, oldest first.
         p10, p50, p90: percentiles of the samples.
         level: value of the piecewise constant fit at this build.
-        change: relative change of `level` since the previous build, or None if the level is the same.
+        change: relative change of `level` since the previous build. None if the level is the same, or if hardware,
+            configuration or parameters changed.
         verdict: comparison with earlier builds on the same hardware with the same configuration and parameters.
     """
 
@@ -65,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The history of one metric: one point per build, oldest first."""
+    """The history of one metric: one point per build and configuration, oldest first."""
 
     target: str
     model: str
@@ -146,7 +147,7 @@ def _samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
-    """Return the samples of `configuration` and of earlier builds, grouped by build.
+    """Return the samples of `configuration` and earlier builds by build, oldest first.
 
     The earlier builds have the same target, host, model and scenario. The samples of a build are in the order of their
     storage, which is correct even if the calendar clock was changed between two samples.

@@ -33,7 +33,8 @@ class SummaryRow:
     """The metrics of the newest build for one target, model and scenario.
 
     If a value has a unit, the field name contains it, for example `_s`, `_mb` or `tps` (tokens per second).
-    `headline_median` has the unit of the metric `headline`.
+    `headline_median` has the unit of the metric `headline`. `verdict` and `recent` are about this metric: `recent` has
+    the medians of up to 20 builds, oldest first.
     """
 
     target_name: str
@@ -218,7 +219,7 @@ def swaps(archive: Archive, *, target: str | None = None, model: str | None = No
 
 
 def dimensions(archive: Archive) -> dict[str, Any]:
-    """Return the dimensions for filters: targets, models, scenarios, metrics, builds."""
+    """Return the dimensions for filters: targets as `hosts`, newest builds first."""
     return archive.answer("dimensions", lambda: _dimensions(archive))
 
 

@@ -105,7 +105,7 @@ def _load_params(scenario: Concurrency | Rate) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Mixed(Scenario):
-    """Long requests as load, and one-token requests (probes) at a fixed rate.
+    """Long requests as load, and requests for one token (probes) at a fixed rate.
 
     Only the probes are measured. Their latency shows how fairly the server schedules its requests.
     """

@@ -80,7 +80,7 @@ class Scenario:
         return fits(model, *self._tokens())
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Execute the scenario once and return the result; `seed` determines the load."""
+        """Execute the scenario once; `seed` determines the load. May raise `TargetError`."""
         raise NotImplementedError
 
     def _name(self) -> str:
@@ -109,7 +109,7 @@ def first_failure(records: Sequence[RequestRecord]) -> str | None:
 
 
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
-    """Return whether `model` generates text and its context is large enough."""
+    """Return whether `model` generates text, in a large enough or unknown context."""
     # The actual number of prompt tokens may exceed `prompt_tokens`, because the benchmark counts words. The check
     # therefore adds 10 %.
     fits_context = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context

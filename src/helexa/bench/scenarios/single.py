@@ -160,7 +160,10 @@ class Swap(Scenario):
         return control is not None and bool(model.load) and Scenario.suits(self, model, control)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Unload the model, load it as before, and send a request."""
+        """Unload the model, load it as before, and send a request.
+
+        If the load fails, the model stays unloaded and the sample is invalid.
+        """
         control, now = subject.control, subject.clock.now
         if control is None:
             return Outcome(error="the server has no API to load models; measure a target of kind 'neuron'")

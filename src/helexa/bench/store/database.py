@@ -100,7 +100,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def measuring(path: Path) -> Iterator[None]:
-    """Hold a file lock, so that only one process at a time measures into the database.
+    """Hold a lock, if the file system has locks, so that only one process measures.
 
     Raises:
         StoreError: another process holds the lock, or the lock file cannot be opened.
@@ -245,7 +245,10 @@ class Reader:
         return self._rows(ConfigurationRow, "SELECT * FROM cell_stats ORDER BY first_ms")
 
     def latest_configurations(self) -> list[ConfigurationRow]:
-        """Return the newest configuration of each target, model and scenario name."""
+        """Return the newest configuration of each target, model and scenario name.
+
+        A configuration with valid samples takes precedence over a newer one without.
+        """
         return self._rows(ConfigurationRow, "SELECT * FROM latest_cell ORDER BY target_id, model_id, scenario_id")
 
     def run_count(self) -> int:

@@ -103,7 +103,8 @@ class RunRow:
 class RequestRow:
     """A request of a sample (row of the table `request`).
 
-    `chunks_s` contains the arrival time of each chunk, in seconds since the request was sent.
+    `chunks_s` contains the arrival time of each chunk, in seconds since the request was sent. `scheduled_s`, `sent_s`
+    and `ended_s` are seconds since the start of the sample.
     """
 
     run_id: int

@@ -52,7 +52,8 @@ class Store:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Provide the connection within a transaction.
 
-        The transaction is rolled back if the `with` block raises.
+        The transaction is rolled back if the `with` block raises. Transactions cannot be nested, so the block must not
+        call `record`, `score`, `put_alert` or `prune`.
         """
         self._connection.execute("BEGIN IMMEDIATE")
         try:
@@ -86,7 +87,7 @@ class Store:
     def import_sample(
         self, configuration: Configuration, sample: Sample, key: str, score: tuple[str, float] | None
     ) -> bool:
-        """Store an imported sample and its score, if the sample is new.
+        """Store an imported sample and its score, if new. Call this within `transaction`.
 
         Args:
             configuration: benchmark configuration of the sample.
