@@ -30,6 +30,7 @@ class Alert:
     Attributes:
         state: `suspected` until more samples have been taken, then `confirmed` or `dismissed`.
         baseline: labels of the earlier builds.
+        delivered_ms: time at which the webhook accepted the alert, or None.
     """
 
     id: int
@@ -138,15 +139,16 @@ class AlertMonitor:
     def wanted(self, configuration: Configuration) -> int:
         """Return the number of valid samples that `configuration` needs.
 
-        The number is higher if a change of one of its metrics is suspected.
+        The number is higher if the last `review` suspected a change of one of its metrics. Before the first `review`,
+        it is always the normal number.
         """
         return self._wanted.get(configuration.natural_key, self._samples)
 
     def review(self) -> ReviewResult:
         """Compare the newest build of each configuration with earlier builds.
 
-        A new change is stored as an alert in the state `suspected`. As soon as enough additional samples have been
-        taken, the alert is confirmed or dismissed.
+        A new change is stored as an alert in the state `suspected`. The first review after enough additional samples
+        have been taken confirms or dismisses the alert.
         """
         known = {_key(row): row for row in self._rows()}
         review = ReviewResult()
@@ -162,7 +164,7 @@ class AlertMonitor:
         return review
 
     async def deliver(self) -> int:
-        """Send confirmed regressions that the webhook has not accepted, at most 100.
+        """Send the oldest 100 confirmed regressions that the webhook has not accepted.
 
         After a failed request, the remaining regressions wait for the next call.
 

@@ -24,7 +24,9 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_csv(rows: Sequence[Any], *, head: bool = True) -> bytes:
-    """Return `rows` as CSV.
+    """Return `rows` as CSV. Lists and dicts become JSON.
+
+    A text that a spreadsheet would read as a formula gets a leading `'`.
 
     Args:
         rows: dataclass instances of the same type.
@@ -149,7 +151,8 @@ _CSV = "text/csv; charset=utf-8; header=present"
 def routes() -> list[Route]:
     """Return the routes of all queries, the export and the OpenAPI document.
 
-    Each query has a route below `/api/` and one below `/api/v1/`.
+    Each query has a route below `/api/` and one below `/api/v1/`. The handlers need a `QueryExecutor` as the
+    application's `state.query_executor`.
     """
     handlers = [
         Route(f"{base}/{query.path}", partial(_query_response, query), methods=["GET"])

@@ -41,7 +41,7 @@ class Parameter:
 
         Args:
             name: name of the parameter, for error messages.
-            text: text from the URL, or None if the parameter is missing.
+            text: text from the URL, or None if the parameter is missing. An empty text counts as missing.
 
         Raises:
             ApiError: status 400, if `text` is invalid, or is missing although the parameter is required.
@@ -300,7 +300,7 @@ QUESTIONS = (
 
 
 class QueryExecutor:
-    """Runs queries on the result database in a separate thread.
+    """Runs queries on the result database in a separate thread, one at a time.
 
     The database is opened at the first query. If another file has replaced the database file, the next query opens the
     new file.
@@ -335,12 +335,12 @@ class QueryExecutor:
             self._waiting -= 1
 
     async def warm_up(self) -> None:
-        """Fill the cache with the results of the overview page."""
+        """Fill the cache with the results of the overview page, if there is a database."""
         with suppress(ApiError):
             await self.ask(summary)
 
     async def close(self) -> None:
-        """Stop the thread, drop waiting queries, and close the database."""
+        """Cancel waiting queries, block until the running one ends, close the database."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._archive is not None:
             self._archive.close()

@@ -34,7 +34,7 @@ def create_app(database: Path, root_path: str = "", console_url: str | None = No
     """Return a web application that shows the results in `database`.
 
     Args:
-        database: path of the database. As long as the file does not exist, requests get status 503.
+        database: path of the database. As long as the file does not exist, pages and queries get status 503.
         root_path: path prefix set by a reverse proxy, for example `/bench`. All links begin with this prefix.
         console_url: URL of a gateway's console, which the pages link to, or None.
     """

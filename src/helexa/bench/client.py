@@ -225,7 +225,8 @@ class Client:
 async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[aiohttp.ClientSession]:
     """Provide an HTTP session that permits many connections and has no timeouts.
 
-    Requests of the session record the time at which they are sent.
+    For a request with `trace_request_ctx`, the session calls `now()` of this object just before the request is sent,
+    and stores the time as its attribute `sent`.
     """
     trace = aiohttp.TraceConfig()
     for signal in (trace.on_connection_create_end, trace.on_connection_reuseconn):

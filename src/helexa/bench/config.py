@@ -216,8 +216,8 @@ def load(path: Path | None) -> BenchConfig:
 def find_config(path: Path | None) -> Path | None:
     """Return the path of the configuration file, or None if there is no file.
 
-    The result is `path` if given. Otherwise, the result is `./helexa-bench.toml` if it exists, or else the system-wide
-    file if it exists.
+    The result is `path` if given, even if the file is missing. Otherwise, the result is `./helexa-bench.toml` if it
+    exists, or else the system-wide file if it exists.
     """
     return path or next((place for place in _PLACES if place.exists()), None)
 

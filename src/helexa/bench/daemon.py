@@ -63,7 +63,8 @@ async def sweep_once(
 async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonitor) -> tuple[SweepReport, ReviewResult]:
     """Measure missing samples, compare builds, report regressions to the webhook.
 
-    If the comparison suspects a change, more samples are measured and the comparison is repeated.
+    If the comparison suspects a change, more samples are measured and the comparison is repeated. The returned review
+    is then the second one. In the report, only `measured` and `failed` include the additional samples.
 
     Raises:
         ConfigError: the configuration has no targets.

@@ -39,7 +39,7 @@ class Gpu:
 class Host:
     """The hardware and drivers of a target.
 
-    If the driver or an accelerator changes, the same machine counts as another host with the same name.
+    If the CPU, the driver or an accelerator changes, the same machine counts as another host with the same name.
     """
 
     hostname: str
@@ -54,7 +54,7 @@ class Host:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the properties that affect speed. The kernel version is not included."""
+        """Hash of CPU, number of cores, driver, CUDA version and accelerators."""
         cards = [[gpu.name, gpu.vram_total_mb] for gpu in self.gpus]
         return digest([self.cpu, self.cpu_cores, self.driver_version, self.cuda_version, cards])
 
@@ -75,7 +75,7 @@ class Build:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all reported properties except the build time."""
+        """Hash of `version`, `sha_long`, `dirty` and `facts`."""
         return digest([self.version, self.sha_long, self.dirty, dict(self.facts)])
 
 

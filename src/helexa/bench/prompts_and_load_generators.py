@@ -91,11 +91,11 @@ class Prompts:
         return [Turn("user", f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}{_TASK}")]
 
     def warm(self, prefix: str, tokens: int = 0) -> list[Turn]:
-        """Return a prompt of `prefix` and about `tokens` new tokens."""
+        """Return a prompt of `prefix`, about `tokens` new tokens, and a task of 14 tokens."""
         return [Turn("user", f"{prefix} {self._nonce()} {self.words(tokens)}{_TASK}")]
 
     def prefix(self, tokens: int) -> str:
-        """Return a unique text of about `tokens` tokens, the common prefix of prompts."""
+        """Return a unique prefix of about `tokens` - 14 tokens; `warm` adds a task of 14."""
         return f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}"
 
     def words(self, count: int) -> str:
@@ -208,7 +208,8 @@ async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoo
 
     Wait for all responses.
 
-    If the number of requests in flight keeps growing, the server is saturated, and no more requests are sent.
+    If the number of requests in flight keeps growing or reaches 2048, the server is saturated, and no more requests are
+    sent.
 
     Args:
         offsets: scheduled times in seconds after the start, ascending.
@@ -262,7 +263,8 @@ def _is_growing(backlog: Sequence[int]) -> bool:
     """Return whether the number of requests in flight keeps growing.
 
     The number must grow significantly in each third of the series. In the last third, it must grow by more than 0.2
-    requests per arrival. These conditions exclude a server that only paused for a moment.
+    requests per arrival. These conditions exclude a server that only paused for a moment. With fewer than 40 numbers,
+    the result is False.
 
     Args:
         backlog: number of requests in flight at each arrival.

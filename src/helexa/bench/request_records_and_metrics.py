@@ -177,7 +177,7 @@ class RunMeasures:
     """The metrics of one sample, which consists of one or more requests."""
 
     requests: int  # number of sent requests
-    # number of requests with each status
+    # number of requests with each status except `cancelled`
     completed: int
     rejected: int
     timed_out: int
@@ -247,7 +247,8 @@ def measure(record: RequestRecord) -> RequestMeasures:
 def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None = None) -> RunMeasures:
     """Return the metrics of a sample from the records of its requests.
 
-    Latencies include only complete responses.
+    Latencies include only complete responses, but the throughput `output_tps` includes the tokens of all requests. A
+    total that cannot be computed is missing in `totals`.
 
     Args:
         objectives: latency limits for goodput, or None if goodput is not computed.
@@ -312,7 +313,7 @@ def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | No
 
     The rate is the number of prompt tokens without cached tokens, divided by the prefill time that the server reports.
     If the server does not report its prefill time, `ttft` (time to first token) is used, and the rate counts as
-    estimated.
+    estimated. The rate is None if a number is unknown or all prompt tokens were cached.
     """
     if record.prompt_tokens is None:
         return None, False

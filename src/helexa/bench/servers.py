@@ -79,7 +79,7 @@ class NeuronTarget:
     async def identity(self) -> Identity:
         """Return the build from `/version` and the hardware from `/discovery`.
 
-        On old nodes without `/discovery`, only the host name is known.
+        If `/discovery` fails, for example on old nodes, only the host name is known.
         """
         version = await self._calls.get("/version")
         if not isinstance(version, dict):
@@ -249,7 +249,7 @@ class OpenAITarget:
         return Identity(host, Build(self._kind, EXTERNAL))
 
     async def models(self) -> list[ServedModel]:
-        """Return the loaded models in `/v1/models`."""
+        """Return the models in `/v1/models` (first 256) that are not marked as unloaded."""
         listing = await self._calls.get("/v1/models")
         data = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(data, list):
@@ -303,6 +303,8 @@ class Connection:
 
     def client(self, timeout_secs: float, clock: Clock) -> Client:
         """Return a benchmark client that sends requests to the target.
+
+        Call `server.identity` first: it finds out whether the server supports `ignore_eos`.
 
         Args:
             timeout_secs: longest duration of a request, in seconds.

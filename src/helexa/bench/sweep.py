@@ -82,7 +82,8 @@ _MOST = 20_000  # maximum number of readings in one sample
 async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
     """Provide a list of accelerator readings that grows during the `with` block.
 
-    During the block, the readings are requested from `server` every `interval_secs` seconds, and once more at its end.
+    During the block, the readings are requested from `server` every `interval_secs` seconds, and once more at its end
+    unless the block raises. A failed request adds no reading. After 20,000 readings, only the last request is sent.
     """
     start = clock.now()
     readings: list[Reading] = []
@@ -146,7 +147,8 @@ class Sweep:
     async def run(self, connections: Iterable[Connection], scenarios: list[Scenario]) -> SweepReport:
         """Measure the targets one after the other, and return the report.
 
-        A target that fails is recorded in the report and skipped.
+        A target that fails is recorded in the report and skipped. If a target changes during a sample, the sample is
+        discarded, and the target is measured again, at most three times in total.
         """
         for connection in connections:
             try:
@@ -187,7 +189,7 @@ class Sweep:
         scenario: Scenario,
         model: ServedModel,
     ) -> bool:
-        """Take the missing samples of `configuration`.
+        """Take the missing samples of `configuration`; stop after an invalid sample.
 
         Return whether the server was saturated in at least one sample of the configuration.
         """

@@ -60,7 +60,8 @@ class Verdict:
     """The result of comparing one metric of a build with earlier builds.
 
     Attributes:
-        state: `improved`, `regressed`, `same`, or `too few` if there are too few samples for a comparison.
+        state: `improved`, `regressed`, `same`, or `too few` if the build or the earlier builds have fewer than 5
+            samples, or the median of the earlier builds is 0.
         interval: the build's median divided by the median of the earlier builds, with the confidence interval of this
             ratio. None if `state` is `too few`.
         threshold: smallest relative change that counts as a change.
@@ -136,7 +137,8 @@ def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFF
     """Return the smallest relative change that counts as a change.
 
     The result is the larger of `min_effect` and twice the typical deviation between builds. The deviation is estimated
-    from the differences of adjacent builds, so a single change in the history barely raises the estimate.
+    from the differences of adjacent builds, so a single change in the history barely raises the estimate. With fewer
+    than two builds, or if a build has the median 0, the result is `min_effect`.
     """
     medians = np.array([median(build) for build in history])
     if len(medians) < 2 or not (medians > 0).all():
@@ -151,8 +153,8 @@ def median_ratio(base: Sequence[Sequence[float]], samples: Sequence[float]) -> I
     The bootstrap uses a fixed seed, so the result is reproducible.
 
     Args:
-        base: samples of each earlier build. No build has an empty list. The bootstrap resamples the builds first, and
-            then the samples of each chosen build.
+        base: samples of each earlier build. No build has an empty list, and the median of all samples is positive. The
+            bootstrap resamples the builds first, and then the samples of each chosen build.
         samples: samples of the new build.
     """
     random = np.random.default_rng(_SEED)

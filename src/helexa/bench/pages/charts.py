@@ -77,7 +77,7 @@ def _changes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 
 def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
-    """Return a vertical mark for each new minor version."""
+    """Return a vertical mark for each new minor version, but none if over 40."""
     # More than 40 marks would make the chart unreadable, so none are returned then.
     charts: list[Chart] = []
     previous = None
@@ -97,7 +97,7 @@ def loads(capacity: Capacity, columns: Sequence[tuple[str, str]]) -> Chart:
     Args:
         capacity: measurements at each load.
         columns: pairs of two names: the field of `CapacityPoint` to draw, and the metric that has the line's unit and
-            title.
+            title. All metrics have the same unit.
     """
     values = {name: [getattr(point, name) for point in capacity.points] for name, _ in columns}
     scale, unit = _unit(columns[0][1], [value for name, _ in columns for value in values[name] if value is not None])
@@ -125,7 +125,7 @@ def _title(column: str, metric: str) -> str:
 def pareto(capacities: Sequence[Capacity]) -> Chart:
     """Return a chart of total throughput by decode rate of one user.
 
-    Each load is one point.
+    Each load is one point. Loads without one of the two rates are left out.
     """
     points = sorted(
         (point.decode_tps, point.output_tps, place, point.load)
@@ -179,7 +179,7 @@ def _ticks(lengths: Sequence[float]) -> list[float]:
 
 
 def telemetry(detail: RunDetail) -> Chart | None:
-    """Return a chart of GPU utilization, or None for fewer than two readings."""
+    """Return a chart of GPU utilization, or None for readings at fewer than two times."""
     devices = sorted({reading.device for reading in detail.telemetry})
     moments = sorted({reading.at_s for reading in detail.telemetry})
     utilization = {(reading.device, reading.at_s): reading.utilization_pct for reading in detail.telemetry}
@@ -205,7 +205,7 @@ def _line(label: str, unit: str, values: Sequence[float | None], color: int, sty
 def _unit(metric: str, values: Sequence[float]) -> tuple[float, str]:
     """Return the factor and the unit with which a chart shows a metric.
 
-    Durations below one second are converted to milliseconds, shares to percent.
+    If all `values` are below one second, durations are converted to milliseconds. Shares are converted to percent.
     """
     unit = METRICS[metric].unit
     if unit == "s" and values and max(values) < 1:
@@ -265,7 +265,7 @@ def forest_scale(ratios: Sequence[Interval]) -> float:
 
 
 def forest(ratio: Interval, scale: float) -> Forest:
-    """Return the positions for drawing `ratio` on an axis from 1 / `scale` to `scale`."""
+    """Return the positions of `ratio`, limited to an axis from 1/`scale` to `scale`."""
     width = FOREST[0]
 
     def place(value: float) -> float:
@@ -279,8 +279,9 @@ def forest(ratio: Interval, scale: float) -> Forest:
 class Bar:
     """One request in a timeline: segments for queue, prefill and decode.
 
-    The fields `start`, `queued`, `first` and `end` are x positions from 0 to 1000. `ticks` is the SVG path of a mark
-    for each received chunk.
+    The fields `start` (scheduled time), `queued` (end of the queue), `first` (first chunk, or the end without
+    chunks) and `end` are x positions from 0 to 1000. `ticks` is the SVG path of a mark for each received chunk, or only
+    for every nth chunk if there are many.
     """
 
     y: float

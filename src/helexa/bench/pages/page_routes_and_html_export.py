@@ -35,7 +35,7 @@ ASSETS = Assets("helexa.bench.pages")  # the static files of the pages
 def query_string(query: Mapping[str, Any]) -> str:
     """Return `query` as the query part of a page's URL, starting with `?`.
 
-    Empty values are omitted.
+    None, False, 0 and empty texts are omitted. Without other values, the result is empty.
     """
     arguments = {name: value for name, value in query.items() if value not in (None, "", False)}
     return f"?{urlencode(arguments, quote_via=quote)}" if arguments else ""
@@ -172,7 +172,7 @@ def html(
 
     Args:
         archive: the result database.
-        query: values of the page's query parameters.
+        query: values of all query parameters of the page, including default values.
         link: returns the URL of a page.
         asset: returns the URL of a static file.
         console: URL of a gateway's console, or None.
@@ -260,7 +260,8 @@ MOST_PAGES = 5000
 def export(archive: Archive, folder: Path) -> int:
     """Write the pages and their static files to `folder`; return the page count.
 
-    Pages about single samples are left out.
+    Lists of samples, pages about single samples and comparisons of named builds are left out. The export has at most
+    `MOST_PAGES` pages.
 
     Raises:
         HelexaError: the folder cannot be written.

@@ -113,7 +113,8 @@ def run(archive: Archive, query: Query) -> Context:
 def compare(archive: Archive, query: Query) -> Context:
     """Return the variables of the comparison page: two builds or targets.
 
-    If the query names neither `a` nor `b`, the two newest builds are compared.
+    If the query names neither `a` nor `b`, the two newest builds are compared. If it names only one, nothing is
+    compared.
     """
     a, b = query["a"], query["b"]
     if not a and not b:
@@ -168,7 +169,7 @@ def _sides(archive: Archive) -> list[dict[str, Any]]:
 
 
 def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
-    """Return the two newest builds of the target that was measured last.
+    """Return the two newest builds of the target that was measured last, older first.
 
     Only builds with samples of the most recently measured model and scenario are considered. With fewer than two
     builds, return None for both.
