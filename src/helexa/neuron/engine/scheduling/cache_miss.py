@@ -76,7 +76,7 @@ class RecentPrompts:
             self._forget(next(iter(self._prompts)))
 
     def prefixes(self, saved: Mapping[str, bytes], on_disk: Callable[[bytes], bool]) -> CachedPrefixes:
-        """Return the prefix keys of the prompts that are cached in memory or on disk.
+        """Return the prefix keys of prompts whose first half is in memory or on disk.
 
         Args:
             saved: hashes of pages on disk by prefix key, from earlier engines.

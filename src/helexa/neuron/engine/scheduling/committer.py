@@ -87,7 +87,8 @@ class Committer:
     def _advance_prompt(self, entry: PlanEntry, scored: list[Logprob]) -> TokenOutput | None:
         """Record that a chunk of a prompt is computed, for an entry that samples no token.
 
-        Return the output of the sequence; None if there is nothing to report.
+        If this was the last chunk, the sequence ends, because the request asks for no output tokens. Return the output
+        of the sequence; None if there is nothing to report.
         """
         sequence = entry.sequence
         self._memory.advance(sequence, entry.count)

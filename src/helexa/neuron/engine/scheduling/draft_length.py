@@ -211,7 +211,7 @@ class ModelDrafter:
         return True
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Record how many of the drafts in a step were accepted."""
+        """Record how many of the drafts in a step were accepted, and advance `end`."""
         # The last pass yields a draft, but does not compute K and V of this draft.
         self.end += min(accepted, max(self.passes - 1, 0))
         if drafted:
@@ -322,7 +322,8 @@ class DraftGate:
     def ngram_drafts(self, acceptance: Acceptance, most: int, rows: int, sequences: int) -> tuple[int, float]:
         """Return how many of `most` n-gram drafts of a sequence to verify, and their gain.
 
-        The gain is the factor by which these drafts raise the tokens per second of the step.
+        The gain is the factor by which these drafts raise the tokens per second of the step; 1.0 if no gain is known.
+        If no number of drafts has a gain, a single draft may be verified on credit.
 
         Args:
             acceptance: acceptance of earlier n-gram drafts of the sequence.
@@ -349,7 +350,7 @@ class DraftGate:
         return 0, 1.0
 
     def prefers_model(self, drafter: ModelDrafter, missing: int, gain: float) -> bool:
-        """Return whether drafts of the draft model gain more than n-gram drafts.
+        """Return whether the draft model is known to gain more than n-gram drafts.
 
         Args:
             missing: number of tokens that the draft model must compute for the first draft.

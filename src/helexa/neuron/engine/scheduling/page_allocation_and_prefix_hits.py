@@ -72,7 +72,7 @@ class Memory:
         return missing
 
     def cached_pages(self, sequence: Sequence, limit: int | None = None) -> int:
-        """Return how many pages `computed_before` returns, without a walk over all pages.
+        """Estimate how many pages `computed_before` returns; do not walk over all pages.
 
         Args:
             limit: number of leading pages to look up at most; None for all full pages.
@@ -102,7 +102,7 @@ class Memory:
         return matched
 
     def room(self, running: Iterable[Sequence]) -> int:
-        """Return how many free pages `running` sequences do not need for their tokens."""
+        """Return the free pages minus those that `running` needs; can be negative."""
         # `grow` does not change this number, because it only allocates pages that are subtracted here.
         return self._pages.free - sum(max(self._needed(other) - len(other.pages), 0) for other in running)
 
@@ -179,7 +179,7 @@ class Memory:
         self._release_unseen(sequence)
 
     def prepare_drafts(self, sequence: Sequence, drafter: ModelDrafter) -> None:
-        """Let a drafter that is far behind continue after pages in `PagePool.drafted`."""
+        """Set where a drafter continues: if far behind, after pages in `PagePool.drafted`."""
         length = len(sequence.tokens)
         # number of positions in released pages, which other sequences may use now
         released = sequence.unseen * self._pages.page_size
@@ -206,7 +206,7 @@ class Memory:
             drafter.marked = full_pages
 
     def release(self, sequence: Sequence) -> None:
-        """Release the pages and the state slot of `sequence`."""
+        """Release the pages and the state slot of `sequence`, and set `computed` to 0."""
         self.on_release(sequence)
         pages = sequence.pages[sequence.unseen :]
         if self._windows is not None:
@@ -262,7 +262,7 @@ class Memory:
         return min(count, self._next_mark(sequence) - sequence.computed)
 
     def place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
-        """Reserve a slot for a snapshot at position `end`; None if no snapshot is taken."""
+        """Reserve a slot for `take_snapshot` at position `end`; None for no snapshot."""
         if self._states is None or end % self._pages.page_size:
             return None
         # In a prompt, snapshots are taken only at certain positions, but in the output at the end of each page.
@@ -276,7 +276,7 @@ class Memory:
         return self._states.reserve()
 
     def take_snapshot(self, entry: PlanEntry) -> None:
-        """Register the snapshot that the step of `entry` has saved, if any."""
+        """Register the snapshot that the step of `entry` saved, if any; before `advance`."""
         if self._states is None or entry.save is None:
             return
         sequence, size = entry.sequence, self._pages.page_size

@@ -93,6 +93,8 @@ def _allows_planning_ahead(entry: PlanEntry) -> bool:
 def rejection_masks(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
     """Return masks of the allowed tokens for the rows whose token violates a grammar.
 
+    Rows after a rejected draft get no mask. The call updates `ahead` and `error` of the grammar matchers.
+
     Args:
         tokens: the sampled token of each row of logits.
 

@@ -56,7 +56,9 @@ class Planner:
     def plan(self) -> Plan:
         """Plan the next step: decode tokens, then prompt tokens up to the budget.
 
-        Prompts get the part of the token budget that the decoding sequences leave, at least one token.
+        Waiting sequences are started, and running ones preempted if pages are missing. Prompts get the tokens that
+        `StepController.prompt_tokens` allows. If there are suspects, the step may be for one of them alone. The plan
+        may be empty.
         """
         self._left_out = False
         if self._queues.suspects:
@@ -72,8 +74,9 @@ class Planner:
     def plan_after(self) -> Plan:
         """Plan the step after the step in flight, whose results are not known yet.
 
-        Call this method within the context `plan.as_after`. The plan may be empty. If no page is free, the plan omits
-        sequences that need a new page, and `may_plan_ahead` returns False until the next call of `plan`.
+        The caller must have entered the context `as_after` with the plan of the step in flight. The plan may be empty.
+        If no page is free, the plan omits sequences that need a new page, and `may_plan_ahead` returns False until the
+        next call of `plan`.
         """
         self._ahead = True
         try:
@@ -235,7 +238,8 @@ class Planner:
     def _add_shortest(self, budget: int, chunked: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
         """Add up to `budget` tokens of the shortest prompts; return the number of tokens.
 
-        The prompt `chunked` and prompts that are already in `plan` get no tokens.
+        The number may exceed `budget` if an image must be computed in one step. The prompt `chunked` and prompts that
+        are already in `plan` get no tokens.
         """
         remaining = budget
         shortest = self._shortest(chunked, plan, limits)
@@ -303,7 +307,7 @@ class Planner:
         return self._room
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Add up to `count` prompt tokens to `plan`; return how many, and update `limits`."""
+        """Call `_place`, subtract the added tokens from `limits`, and return their number."""
         planned = self._place(sequence, count, plan)
         limits.take(sequence, planned)
         return planned
@@ -360,7 +364,8 @@ class Planner:
             rows: number of rows of the `sequences` decoding sequences in the plan so far.
 
         Returns:
-            The drafts, and the drafter that made them. The drafter is None if the grammar forces the drafts.
+            The drafts, and the drafter that made them. The drafter is None without drafts, or if the grammar forces
+            the drafts.
         """
         limit = min(budget, self._useful_drafts(sequence), MAX_DRAFTS)
         if limit <= 0:

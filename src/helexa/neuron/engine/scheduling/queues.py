@@ -102,7 +102,7 @@ class Queues:
         return True
 
     def start(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Move a waiting sequence to `running`, with the cached pages `prefix`."""
+        """Move a waiting sequence to `running`; `prefix`: see `Memory.computed_before`."""
         self.waiting.remove(sequence)
         # A preempted sequence may be older than running ones. Preemption needs `running` in the order of arrival.
         newer = list(takewhile(lambda other: other.arrival > sequence.arrival, reversed(self.running.values())))

@@ -145,7 +145,7 @@ class Scheduler:
         return self.planner.plan()
 
     def plan_after(self) -> Plan:
-        """Plan the step after the one in flight; call it `with as_after(plan)`."""
+        """Plan the step after the one in flight (see `Planner.plan_after`)."""
         return self.planner.plan_after()
 
     def commit(
@@ -177,7 +177,8 @@ class Scheduler:
         """Find the sequence that made a step fail, and return its error output, if found.
 
         A sequence that was alone in the step ends with `error`. If the step had several sequences, all running
-        sequences become suspects (see `Queues.suspects`), and the result is empty.
+        sequences become suspects (see `Queues.suspects`), and the result is empty. The result is also empty if the
+        sequence has ended since the launch.
 
         Args:
             after: the plan of the step that was launched after the failed step; None if there is none. The results of
@@ -214,7 +215,7 @@ class Scheduler:
         return outputs
 
     def drafts(self) -> Drafts:
-        """Return the numbers of drafts that were verified and accepted so far."""
+        """Return the numbers of verified and accepted drafts so far, and the current gain."""
         ngrams, models = self.committer.ngram_drafts, self.committer.model_drafts
         gain = self.planner.gate.gain if self._has_draft_model else 0.0
         return Drafts(ngrams.drafted, ngrams.accepted, models.drafted, models.accepted, gain)

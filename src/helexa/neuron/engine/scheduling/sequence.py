@@ -135,7 +135,7 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether the sequence has finished prefill."""
+        """Whether prefill is over: at most `fresh` tokens, or a single token, are pending."""
         # In models with recurrent layers, all tokens that the last step accepted are computed again.
         return self.pending == 1 or 0 < self.pending <= self.fresh
 

@@ -82,7 +82,7 @@ class StepCost:
 
     @property
     def worst_token(self) -> float:
-        """Seconds per token in the slowest of the latest large steps with prompt tokens."""
+        """Highest seconds per token of the last steps for `learn_worst`; 0 if unknown."""
         return max(self._worst, default=self._first_worst)
 
     def decode(self, rows: int) -> float | None:
@@ -107,7 +107,7 @@ class StepCost:
             self.token = _averaged(self.token, max(seconds - decode, 0.0) / prompt_tokens)
 
     def learn_worst(self, tokens: int, seconds: float) -> None:
-        """Learn `worst_token` from a finished step, which must be large or slow."""
+        """Learn `worst_token` from a step of `tokens` tokens (see `StepController.learn`)."""
         self._worst.append(seconds / tokens)
 
     def _learn_decode(self, rows: int, seconds: float) -> None:
@@ -145,7 +145,7 @@ class StepLimits:
     prompt_tokens: int | None = None  # maximum number of prompt tokens of all principals together; None for no limit
 
     def tokens_for(self, sequence: Sequence) -> int:
-        """Return how many prompt tokens of `sequence` the limits still allow in this step."""
+        """Return how many tokens of `sequence` the limit of its principal still allows."""
         return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
 
     def widen(self, chunked: Sequence, tokens: int) -> None:
@@ -199,6 +199,8 @@ class StepController:
     def prompt_tokens(self, planned: int, rows: int, width: int, limits: StepLimits) -> int:
         """Return the maximum number of prompt tokens of the next step.
 
+        The result is 0 if this step must be decode-only (see `_MAX_MIXED_RUN`), else at least 1.
+
         Args:
             planned: number of tokens that the plan of the step already has.
             rows: number of decoding sequences that the plan already has.
@@ -217,7 +219,7 @@ class StepController:
         return tokens
 
     def limits(self, running: Collection[Sequence], waiting: Mapping[str, int]) -> StepLimits:
-        """Return the limits that give each principal a fair share of the next step.
+        """Begin a step, and return the limits that give each principal a fair share of it.
 
         Args:
             waiting: number of waiting sequences by principal.
@@ -258,7 +260,8 @@ class StepController:
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
         """Return at most `rows` (None: all) of the `decoding` sequences for the next step.
 
-        One sequence of each principal is chosen first, then a second sequence of each principal, and so on.
+        One sequence of each principal is chosen first, then a second sequence of each principal, and so on. The result
+        has the order of `decoding`. The choice is recorded: of one principal, omitted sequences come first next time.
         """
         chosen = decoding
         if rows is not None and len(decoding) > rows:
@@ -283,6 +286,9 @@ class StepController:
 
     def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
         """Learn the costs of a finished step, and its excess over the fair-share limit.
+
+        `StepCost.worst_token` is learned only from steps with prompt tokens that have at least `max_prompt_tokens` // 2
+        tokens in total, or exceed the maximum duration of a step.
 
         Args:
             rows: number of decode rows of the step.
@@ -311,7 +317,7 @@ class StepController:
         return self._max_step_tokens if affordable >= self._max_step_tokens else 1 << int(affordable).bit_length() >> 1
 
     def _mixed_tokens(self, rows: int, width: int) -> int:
-        """Return how many prompt tokens can be added to a step with `rows` decode rows."""
+        """Return how many prompt tokens to add to `rows` decode rows; 0 for decode-only."""
         if self._mixed_run >= _MAX_MIXED_RUN:
             return 0
         step_seconds, full_step_seconds = self._cost.decode(rows), self._cost.decode(width)
