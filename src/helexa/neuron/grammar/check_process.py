@@ -32,7 +32,10 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def judge(grammar: str) -> CompileResult:
-    """Return the result of compiling `grammar`, with the place of an error if known."""
+    """Return the result of compiling `grammar`, with the place of an error if known.
+
+    If compiling takes more than `MAX_CPU_SECONDS`, the signal SIGPROF ends this process.
+    """
     if not (error := _error_of(grammar)):
         return CompileResult()
     # The compiler's message names neither the schema nor the place in it. To find them, compile each schema alone.

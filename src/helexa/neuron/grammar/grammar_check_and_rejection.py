@@ -90,7 +90,7 @@ class GrammarChecker:
             raise rejection(result, param)
 
     async def aclose(self) -> None:
-        """End the process that compiles grammars."""
+        """Wait for the checks in progress, then end the process that compiles grammars."""
         async with self._turn:
             await self._end()
 

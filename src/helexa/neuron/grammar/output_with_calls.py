@@ -58,7 +58,7 @@ class _Calls:
         return f"{rules.marker(self.opener)} {self.body}" if self.opener else self.body
 
     def after(self, rules: Rules, text: str) -> str:
-        """Return a Lark expression for text (the terminal `text`), then the calls."""
+        """Return a Lark expression: the terminal `text` (only with an opener), the calls."""
         return f"{rules.text_to('', self.opener, text)} {self.body}" if self.opener else self.body
 
 
@@ -77,16 +77,18 @@ def for_tools(
     """Return a grammar for output with tool calls that match the schemas of `tools`.
 
     Args:
+        tool_call_format: name of the format (see `TOOL_CALL_FORMATS`).
         choice: `required` allows only calls. The name of a tool allows only calls of this tool. `auto` allows text,
             calls, or text and then calls. With `auto`, text that begins like a call must be a call.
-        parallel: whether to allow several calls, if the format supports them.
+        parallel: whether to allow up to `MAX_CALLS` calls instead of one, if the format supports this.
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
         message: grammar of output without calls; empty for any text. With `auto`, the output matches this grammar or
             consists of calls.
         reasons: whether to allow a reasoning message before the calls. Only used for the formats in `MESSAGES`, in
             which reasoning and calls are messages.
-        untagged: whether plain JSON without tags may also be a call. Only used with `auto` and without `message`.
+        untagged: whether plain JSON without tags may also be a call. Only used with `auto`, without `message`, and for
+            at most `MAX_TOOLS` tools.
 
     Raises:
         ApiError: 400 `invalid_schema`: a tool's schema is invalid. 400 `unsupported_schema`: the tool-call format

@@ -36,7 +36,10 @@ class Rules:
         return name.partition("[")[0]
 
     def text_to(self, margin: str, marker: str, text: str) -> str:
-        """Return a Lark expression: the terminal named `text`, then `margin` and `marker`."""
+        """Return a Lark expression: the terminal named `text`, then `margin` and `marker`.
+
+        The terminal must exclude text that contains `marker` (see `without`).
+        """
         # The terminal must not match text that contains `marker`.
         if not self.is_token(marker):  # one terminal, because a separate `text` would also match the marker
             end = margin + marker
@@ -51,7 +54,7 @@ class Rules:
         Numbers have a limited number of digits (see `bounded`).
 
         Args:
-            name: name of the schema in error messages, with `_` for spaces.
+            name: name of the schema in error messages, with `_` for spaces. It replaces a schema of the same name.
             spaced: whether a space is required after commas and colons. If False, no white space is allowed.
             lenient: whether to ignore keywords that llguidance does not support.
         """

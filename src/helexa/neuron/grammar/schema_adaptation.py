@@ -73,9 +73,10 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
 
 
 def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a copy of a JSON Schema in which `change` has replaced each subschema.
+    """Return a copy of a JSON Schema: `change` replaces each subschema and the schema.
 
-    `change` gets a subschema whose own subschemas are already changed. Subschemas of `not` and `if` are not changed.
+    `change` gets a schema whose own subschemas are already changed, and may modify it. Only subschemas of the keywords
+    `_BY_NAME` and `_SCHEMAS` are changed, for example not those of `not`, `if` and `then`.
     """
     if isinstance(schema, list):
         return [rewritten(item, change) for item in schema]
@@ -92,7 +93,7 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 
 def supportable(schema: Any) -> Any:
-    """Return an equivalent schema without keywords that llguidance rejects.
+    """Return an equivalent schema with fewer keywords that llguidance rejects.
 
     Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Schemas that libraries
     for other languages generate have many of these keywords. Other keywords are replaced by keywords that llguidance
@@ -152,7 +153,7 @@ def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def ends_somewhere(subschema: Any, schema: Mapping[str, Any]) -> bool:
-    """Return whether references in `subschema` resolve in `schema` without a cycle."""
+    """Return whether references resolve in `schema` without a cycle or deep nesting."""
     return _ends(subschema, schema, {}, 0)
 
 
@@ -188,7 +189,8 @@ def bounded(schema: Any) -> Any:
     """Return a copy of `schema` that limits the number of digits of numbers.
 
     Bounds of `LARGEST` and 10 decimal places (`DECIMALS`) are added to numbers without a limit. They also replace wider
-    bounds, such as those of 64-bit integers.
+    bounds, such as those of 64-bit integers. A schema with another type, without `type`, or with a keyword of
+    `_ELSEWHERE`, such as `enum`, gets no bounds.
     """
     return rewritten(schema, _with_bounds)
 

@@ -41,7 +41,7 @@ class CallableTool:
     strict: bool
 
     def __post_init__(self) -> None:
-        """Check the tool's name and schema."""
+        """Raise an ApiError (400) if the name or the schema of the tool is invalid."""
         if not is_name(self.name):
             raise ApiError(
                 400,
@@ -65,7 +65,7 @@ class CallableTool:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the schema only lists named parameters.
+        """Whether the schema only lists named parameters, besides `additionalProperties`.
 
         The arguments can then be written one by one, without a JSON object around them.
         """
@@ -75,8 +75,8 @@ class CallableTool:
     def arguments_schema(self) -> dict[str, Any]:
         """JSON Schema of a call's arguments, which forbids undeclared parameters.
 
-        Undeclared parameters stay allowed if the tool's schema names no parameters, or has keywords for additional
-        parameters.
+        Undeclared parameters stay allowed if the tool's schema lacks `properties`, requires an undeclared parameter, or
+        has keywords for additional parameters.
         """
         schema = {**self.schema, "type": "object"}
         if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():
@@ -265,6 +265,8 @@ def bare_tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
 
 def python_call(rules: Rules, tool: CallableTool) -> str:
     """Return a Lark expression for a call as `NAME(KEY=VALUE, ...)`, values in JSON.
+
+    Optional parameters whose names cannot be written (see `is_name`) are left out.
 
     Raises:
         ApiError: 400 `unsupported_schema`: this form cannot express a required parameter, or the schema of a strict

@@ -102,7 +102,7 @@ def in_final_channel(
 ) -> str:
     """Return a grammar of a final message whose content matches the grammar `message`.
 
-    If the model `reasons`, a reasoning message may precede the final message.
+    If the model `reasons`, a reasoning message may precede the final message. `tool_call_format` must be in `MESSAGES`.
     """
     rules = Rules(token_id)
     lead = MESSAGES[tool_call_format].reasoning(rules) if reasons else ""

@@ -63,7 +63,10 @@ class KeptStates:
         self._ops.choose_rows(hidden, self._rows[:rows], self._states[part][:rows])
 
     def read(self, rows: int) -> NDArray[np.float32]:
-        """Return the copied states of the first `rows` rows, [rows, kept layers * width]."""
+        """Return copied states of the first `rows` rows, float32 [rows, states * width].
+
+        A row has one state, or with `layers`, the states of these layers in the order of `layers`.
+        """
         return np.concatenate([states[:rows].cpu().numpy() for states in self._states], axis=1)
 
 
@@ -81,6 +84,9 @@ class Decoder:
         vocab_size: number of logits per row.
         bos_token: token at the beginning of sequences; 0 if the configuration has no valid `bos_token_id`.
         kept: copies of hidden states for a draft head; None without a draft head.
+
+    Raises:
+        ModelFileError: a setting or a tensor is missing, invalid, or not supported (subclass UnsupportedModelError).
     """
 
     # Whether some layers have a recurrent state, which every token changes and which cannot be rewound.
@@ -108,10 +114,11 @@ class Decoder:
     kept: KeptStates | None = None
 
     def __init_subclass__(cls) -> None:
-        """Check that a model and its mixins do not set the same class attribute.
+        """Check that no two base classes, such as model and mixin, set the same attribute.
 
         Raises:
-            TypeError: two base classes set the same attribute, and the class itself does not.
+            TypeError: two unrelated base classes set the same attribute (no method or property), and the class itself
+                does not.
         """
         # Python would silently use the value of the first base class.
         super().__init_subclass__()
@@ -206,6 +213,8 @@ class Decoder:
     def new_caches(self, pages: int, slots: int, window_pages: int | None = None) -> list[Any]:
         """Return the cache of each layer of this stage (see `Mixer.new_cache`).
 
+        Layers that share a cache have the same object in the list (see `cache_layer`).
+
         Args:
             window_pages: number of pages of the layers with a sliding window; None for `pages`.
         """
@@ -237,19 +246,23 @@ class Decoder:
         return None
 
     def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Return the logits [S, vocabulary] of the S rows in `batch.sample_rows`."""
+        """Return `head` of `hidden`: in stage 0, the logits of `batch.sample_rows`."""
         return self.head(self.hidden(batch, caches))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [S, vocabulary] of S normalized hidden states [S, hidden]."""
+        """Return the logits [S, vocabulary] of S normalized hidden states [S, hidden].
+
+        Later stages of a pipeline have no output head, and return `hidden`.
+        """
         # Later stages of a pipeline have no output head, so they return the hidden states unchanged.
         return self._head(hidden) if self.loader.stage.is_first else hidden
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Return the final hidden states of `batch.sample_rows`, [S + P, hidden].
+        """Return the normalized hidden states of `batch.sample_rows`, [S + P, hidden].
 
         The first S rows are used to sample tokens, the last P rows for embeddings or prompt scores. In a pipeline, each
-        stage runs its own layers, and only stage 0 returns these hidden states.
+        stage runs its own layers. Only stage 0 returns these hidden states, after it has waited for the last stage. The
+        other stages return the output of their last layer, not normalized.
 
         Args:
             caches: KV cache or recurrent states of each layer. The layers update the caches with all rows of the batch.

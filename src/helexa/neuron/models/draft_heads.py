@@ -59,13 +59,13 @@ class DraftHead(Decoder):
         self._inputs = tensors.zeros(0, self.settings.hidden)
 
     def allocate(self, rows: int) -> None:
-        """Allocate memory for the hidden states of at most `rows` rows."""
+        """Allocate memory for hidden states of at most `rows` rows, before `set_inputs`."""
         # Captured graphs read the hidden states at a fixed address.
         self._inputs = tensors.zeros(rows, self.settings.hidden, device=self.loader.ops.device)
 
     @tensors.inference_mode()
     def set_inputs(self, states: NDArray[np.float32]) -> None:
-        """Set the hidden states of the rows of the next pass, [rows, hidden]."""
+        """Set the hidden states for all rows of the next pass, [rows, hidden]."""
         self._inputs[: len(states)].copy_(tensors.from_numpy(states))
 
     def read_embedding(self) -> Embedding:
@@ -79,12 +79,12 @@ class DraftHead(Decoder):
         return self.settings.positive("vocab_size")
 
     def read_head(self) -> LinearOp:
-        """Return the model's output head, computed with the kernels of this head."""
+        """Return the model's output head for own kernels; without a model, the identity."""
         return (lambda x: x) if self._model is None else self.loader.product(self._model.loader.head_matrices, None)
 
     @classmethod
     def input_layers(cls, config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-        """Return indexes of the layers whose inputs the head reads (see `KeptStates`).
+        """Return the layers whose inputs the head reads; () for the final norm's output.
 
         Args:
             count: number of layers of the model.
@@ -236,7 +236,9 @@ class EagleHead(DraftHead, Llama):
         return self.settings.positive("draft_vocab_size", self.settings.positive("vocab_size"))
 
     def read_head(self) -> LinearOp:
-        """Return the output head in the draft checkpoint; without one, the model's.
+        """Return the output head in the draft checkpoint, and set `targets` from `d2t`.
+
+        If the checkpoint has no head and no `d2t`, return the model's head.
 
         Raises:
             ModelFileError: the tensor `d2t` maps two tokens to the same token of the model, or one to an unknown id.
@@ -293,7 +295,7 @@ class EagleHead(DraftHead, Llama):
         """Set the hidden states of the rows of the next pass.
 
         Args:
-            states: [rows, 3 * hidden], hidden states of the model, or [rows, hidden], outputs of the head.
+            states: [rows, 3 * hidden] from `KeptStates.read` of the model, or [rows, hidden] from that of the head.
         """
         if states.shape[1] == self.settings.hidden:
             super().set_inputs(states)

@@ -75,7 +75,7 @@ class Gemma2(Gemma):
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`, from the setting `sliding_window_pattern`."""
+        """Return full attention for every `sliding_window_pattern`-th layer, else sliding."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 

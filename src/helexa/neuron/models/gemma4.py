@@ -149,7 +149,7 @@ class Gemma4(Gemma3):
             )
 
     def attention_shapes(self) -> tuple[AttentionShape, ...]:
-        """Return the shapes of sliding-window layers and of full-attention layers."""
+        """Return the shape of each layer type that occurs, without duplicates."""
         return tuple({self._shapes[kind] for kind in self.layer_types})
 
     def cache_layer(self, index: int) -> int:

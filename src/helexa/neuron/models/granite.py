@@ -50,7 +50,10 @@ class Granite(Llama):
         return self.settings.number("attention_multiplier")
 
     def norm(self, name: str) -> Any:
-        """Return the RMS norm of a residual stream divided by `residual_multiplier`."""
+        """Return the RMS norm of x for inputs x / `residual_multiplier`.
+
+        The final norm also divides its output by `logits_scaling`.
+        """
         # With r = `residual_multiplier`, the norm of x / r with epsilon / r**2 is the norm of x. The final norm's
         # weight also divides the logits.
         eps = self.settings.eps / self._residual**2
@@ -58,7 +61,7 @@ class Granite(Llama):
         return self.loader.norm(name, self.settings.hidden, eps, factor=factor)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return embeddings of T token ids for the divided residual stream, [T, hidden]."""
+        """Return embeddings * `embedding_multiplier` / `residual_multiplier`, [T, hidden]."""
         return self.embedding(tokens, self._embedding)
 
 

@@ -62,7 +62,7 @@ class Llama(Decoder):
         self._require_stated_biases("mlp_bias", _MLP_BIAS)
 
     def _require_stated_biases(self, setting: str, names: re.Pattern[str]) -> None:
-        """Check that the checkpoint has biases `names` if and only if `setting` is true."""
+        """If `setting` is stated, check that it is true exactly if `names` matches a bias."""
         stated = self.settings.config.get(setting)
         # Without the setting, the loader reads biases if the checkpoint has them.
         if stated is None:

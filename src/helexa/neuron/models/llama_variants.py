@@ -144,7 +144,7 @@ class HunyuanDense(Llama):
         return QkNorms(self.settings.eps, names=self.names.head_norms, last=True)
 
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rotary settings, whose base is multiplied if `alpha` is set."""
+        """Return the rotary settings; `alpha` scales the base of the type `dynamic`."""
         settings = super().rope_settings(config)
         alpha, width = settings.get("alpha"), self.settings.head_dim
         # With `alpha`, the type `dynamic` does not scale by length: the rotary base gets a constant factor.
@@ -299,7 +299,7 @@ class Cohere(Llama):
         return {**standard, "rms_norm_eps": standard["layer_norm_eps"]}
 
     def norm(self, name: str) -> NormOp:
-        """Return the layer norm with the weight `name.weight`."""
+        """Return the layer norm `name.weight`; the final norm also scales the logits."""
         loader, width = self.loader, self.settings.hidden
         # The final norm's weight also scales the logits.
         factor = self.settings.number("logit_scale") if name == self.names.norm else 1.0
@@ -330,7 +330,7 @@ class Cohere2(Cohere):
         self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`, from the setting `sliding_window_pattern`."""
+        """Return full attention for every `sliding_window_pattern`-th layer, else sliding."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 

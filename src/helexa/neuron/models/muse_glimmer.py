@@ -66,7 +66,7 @@ class MuseGlimmer(Llama):
         self._embedding_norm = ops.rms_norm(tensors.ones(settings.hidden, device=ops.device), settings.eps)
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: every fourth layer has full attention."""
+        """Return full attention for the last layer and every fourth before, else sliding."""
         # The layers are counted back from the last layer, which has full attention.
         return "sliding_attention" if (self.settings.layers - 1 - index) % 4 else "full_attention"
 

@@ -70,7 +70,7 @@ class WithImagePositions(Llama):
     axes_alternate: ClassVar[bool] = True
 
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rotary settings with the number of frequencies of each axis."""
+        """Return rotary settings, with `mrope_section` if it is stated or `sections` fits."""
         settings = rope_settings(config)
         # The type `mrope` is not needed, because the key `mrope_section` already selects M-RoPE.
         if settings["rope_type"] == "mrope":
@@ -126,7 +126,7 @@ class Qwen35(WithImagePositions):
             )
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`, from the setting `full_attention_interval`."""
+        """Return full attention for every `full_attention_interval`-th layer, else linear."""
         interval = self.settings.positive("full_attention_interval", 4)
         return "linear_attention" if (index + 1) % interval else "full_attention"
 

@@ -75,7 +75,7 @@ class Settings:
         return self.positive("intermediate_size")
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """Return the setting `key`, a positive integer; `default` if it is missing.
+        """Return the setting `key`, a positive integer; `default` if missing or null.
 
         Raises:
             ModelFileError: the setting is missing without a default, is not a positive integer, or is too large.
@@ -151,7 +151,7 @@ class Settings:
         return types
 
     def require(self, **supported: tuple[Any, ...]) -> None:
-        """Check that each setting in `supported` has one of the values listed for it.
+        """Check that each setting has a value in `supported` (None: missing or null).
 
         Raises:
             UnsupportedModelError: a setting has a value that is not implemented. The message names the setting.

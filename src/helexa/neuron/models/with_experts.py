@@ -55,7 +55,7 @@ class WithExperts(Llama):
         return Routing(top_k, "normalized" if normalized else "shares")
 
     def shared(self, prefix: str) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Return the expert that all rows use; None if the layer has none."""
+        """Return the expert that all rows use (called as `SharedExpert`); None without."""
         if not self.settings.config.get("shared_expert_intermediate_size"):
             return None
         width = self.settings.positive("shared_expert_intermediate_size")

@@ -85,7 +85,7 @@ class Gemma4Tower(VisionTower):
 class ClippedLinear:
     """Gemma 4's linear layer of vision, with inputs and outputs clipped to ranges.
 
-    For the arguments, see `TowerLoader.padded_linear`.
+    Without the setting `use_clipped_linears`, nothing is clipped. For the arguments, see `TowerLoader.padded_linear`.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ def _range(loader: TowerLoader, name: str) -> tuple[float, float]:
 class NormedAttention:
     """Gemma 4's attention of vision, with norms on heads of queries, keys, values.
 
-    In the checkpoint, the first half of a query or key head rotates by the column of a patch, and the second half by
-    its row. The kernels rotate the first half of a head with the second half, so the numbers of a head are reordered:
-    the first quarters of both halves, then the second quarters.
+    In the checkpoint, the numbers of a query or key head are in four quarters. The first and the second quarter rotate
+    together, by the column of a patch. The third and the fourth rotate by its row. The kernels rotate the first half of
+    a head with the second half, so the quarters are reordered: first, third, second, fourth.
     """
 
     def __init__(self, loader: TowerLoader, prefix: str, settings: Settings) -> None:

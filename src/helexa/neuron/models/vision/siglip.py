@@ -115,7 +115,10 @@ class Idefics3Tower(SiglipTower):
         self._projection = self.loader.linear(_IDEFICS3_PROJECTION, self.width, self.settings.hidden * self._square**2)
 
     def encode(self, pixels: Tensor, layout: ImageLayout) -> ImageFeatures:
-        """Return the embeddings of an image: the embeddings of each tile in turn."""
+        """Return the embeddings of an image: the embeddings of each tile in turn.
+
+        All tiles have the same size. The patches of a tile are in row-major order.
+        """
         tile, square, count = layout.tiles[0], self._square, len(layout.tiles)
         rows, columns = (_buckets(size, self.side) for size in tile)
         places = (rows[:, None] * self.side + columns).flatten().to(self.table.device)

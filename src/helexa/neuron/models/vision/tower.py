@@ -116,7 +116,7 @@ class VisionTower:
         return self._embed(padded.to(self.loader.ops.activation_dtype)).float()
 
     def run(self, index: int, hidden: Tensor, delta: Tensor | None, frames: Frames) -> Tensor:
-        """Compute the encoder layer `index`, and return its output (see `EncoderBlock`)."""
+        """Return layer `index`'s output; update `hidden` in place (see `EncoderBlock`)."""
         delta = self.blocks[index](hidden, delta, frames)
         heartbeat.beat()
         return delta
