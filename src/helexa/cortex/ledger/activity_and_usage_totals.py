@@ -86,7 +86,7 @@ class ActivityLog:
         return len(self._pending)
 
     def steps(self) -> list[Step]:
-        """Empty the queue, and return the SQL statements that write its rows."""
+        """Empty the queue; return the SQL that writes its rows and may trim the table."""
         rows, self._pending = [_row(activity) for activity in self._pending], []
         steps: list[Step] = [(_APPEND, rows)] if rows else []
         self._since_trim += len(rows)
@@ -102,7 +102,7 @@ async def recent(
     """Return rows of the activity log, newest first.
 
     Args:
-        limit: maximum number of rows, at most 1000.
+        limit: maximum number of rows. Values outside the range from 1 to 1000 are replaced by the nearer end.
         before: return only rows with a smaller `id`; pass the last `id` of the previous page.
         **filters: required values of `account_id`, `key_id`, `model`, `node` or `status`; None disables a filter.
 
@@ -142,10 +142,11 @@ def _row(activity: Activity) -> Args:
 async def charges(
     database: Database, days: range, groups: Sequence[str], **filters: str | None
 ) -> list[dict[str, Any]]:
-    """Return sums of charged tokens by group, in ascending order of `groups`.
+    """Return sums of charged tokens by group, sorted by the values of `groups`.
 
     A row has the values of `groups`, the number of charged requests (`requests`), sums of tokens (`prompt`,
     `completion`, `cached`, `charged`), and the number of requests whose tokens the gateway estimated (`estimated`).
+    Groups without charges have no row.
     Once there are more than `MAX_CHARGE_ROWS` rows, the later days are left out.
 
     Args:

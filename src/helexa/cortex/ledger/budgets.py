@@ -134,7 +134,7 @@ class Budgets:
         return reservation, [OPENED, *values]
 
     def close(self, closing: Closing, now: float) -> Record:
-        """Settle or release a reservation in memory; return its write-ahead record."""
+        """Settle or release an open reservation in memory; return its write-ahead record."""
         reservation = closing.reservation
         lease, seq = reservation.lease, reservation.seq
         del self.open[seq]
@@ -165,6 +165,7 @@ class Budgets:
         """Give free tokens of idle leases back to the budgets; delete unused leases.
 
         A lease without reservations is deleted if it was idle for `UNUSED_SECS` or if its budget window has ended.
+        Other leases give their free tokens back if they were idle for `IDLE_SECS` or if their window has ended.
         """
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
@@ -179,8 +180,9 @@ class Budgets:
     def next_batch(self, extra_steps: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
         """Return the next batch: a guard statement, and the SQL steps with `extra_steps`.
 
-        The guard statement stores the batch's number in the database. If the number is already stored, the guard
-        changes no row, and the database skips the steps. Therefore a batch that is sent twice is written once.
+        The batch takes all changes since the previous call, so the caller must write it before the next call. The guard
+        statement stores the batch's number in the database. If the number is already stored, the guard changes no row,
+        and the database skips the steps. Therefore a batch that is sent twice is written once.
         """
         self.batch += 1
         lowest_open_seq = next(iter(self.open), self._seq + 1)
@@ -243,7 +245,7 @@ async def budget(database: Database, principal: Principal, now: float) -> Budget
 
 
 async def budgets(database: Database, principals: Iterable[Principal], now: float) -> dict[str, Budget]:
-    """Return the used tokens of several keys by key id, with one query."""
+    """Return the used tokens of each key in `principals` by key id, with one query."""
     rows = await database.fetch(_BUDGETS, latest_begin(now))
     used = {(row["key_id"], row["window_id"]): (row["spent"], row["held"]) for row in rows}
     latest: dict[str, int] = {}

@@ -62,9 +62,9 @@ class LeaseGrant:
     lease: Lease  # the lease that the tokens belong to. Its attributes are not changed yet.
     principal: Principal  # account and key of the lease, with the token cap and the kind of window that were applied
     ends_at: float  # when the window ends (Unix seconds); infinity if the cap has no time window
-    granted: int  # the lease's new total of granted tokens
+    granted: int  # the lease's new total of granted tokens; 0 without a cap
     # Tokens that are left for new reservations of this gateway. These are the cap, minus the tokens of other leases,
-    # minus the spent and reserved tokens of this lease. Negative if the cap is exceeded.
+    # minus the spent and reserved tokens of this lease. Negative if the cap is exceeded; 0 without a cap.
     available: int
 
     @property
@@ -100,11 +100,14 @@ async def take_all(
     """Take tokens for the leases of several keys, in one transaction.
 
     Args:
-        requests: for each key, the requested reservations. The keys are sorted by id.
+        requests: for each key, its requested reservations, at least one. The keys must be sorted by id.
         leases: this gateway's leases, by (key id, window id).
 
     Returns:
-        One grant per key, in the order of `requests`.
+        One grant per key, in the order of `requests`. A grant may cover only some reservations of its key, or none.
+
+    Raises:
+        GatewayRetired: another gateway has retired this gateway.
     """
     async with database.transaction() as sql:
         await lock(sql, gateway)
@@ -126,11 +129,12 @@ async def take(
 ) -> LeaseGrant:
     """Take tokens from a key's budget window for this gateway's lease.
 
-    The tokens are for the waiting reservations, plus an advance for later reservations. The caller applies the result
-    to `leases` after the commit.
+    The tokens are for the waiting reservations that fit (see `grant`), plus an advance for later reservations. The
+    caller applies the result to `leases` after the commit.
 
-    Before the call, the database must contain all changes of the leases in memory. Otherwise, the key could be charged
-    more tokens than it was granted if this gateway crashed after the commit.
+    Before the call, the caller must `lock` the gateway in this transaction. The database must contain all changes of
+    the leases in memory. Otherwise, the key could be charged more tokens than it was granted if this gateway crashed
+    after the commit.
 
     Args:
         requested: tokens of each waiting reservation, in order.
@@ -187,7 +191,7 @@ async def present(database: Database) -> list[tuple[int, int]]:
 
 
 async def retire_all(database: Database, registrations: Iterable[tuple[int, int]], now: float) -> None:
-    """Retire the gateways in `registrations`: pairs (id, last committed batch)."""
+    """Retire the gateways (id, last batch) that have committed no later batch."""
     for gateway, batch in registrations:
         async with database.transaction() as sql:
             count = await retire(sql, gateway, batch, now)
@@ -231,7 +235,9 @@ class DeadGatewayDetector:
         self._last_check = float("-inf")
 
     def find_dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """Return the gateways that have committed no batch for `dead_after_secs`.
+        """Return the gateways whose batch number has not changed for `dead_after_secs`.
+
+        The time begins at the first call with this number, and again if there was no call for `dead_after_secs`.
 
         Args:
             gateways: pairs (id, number of the last committed batch) of all other gateways.

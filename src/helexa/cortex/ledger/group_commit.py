@@ -140,7 +140,7 @@ class GroupCommit:
         self._wake.set()
 
     def record(self, activity: Activity) -> None:
-        """Queue a row of the activity log for one of the next batches."""
+        """Queue a row of the activity log for a later batch; drop it if the queue is full."""
         self.activity.append(activity)
         if len(self.activity) >= _ACTIVITY_BATCH_ROWS:
             self._wake.set()
@@ -149,6 +149,7 @@ class GroupCommit:
         """Settle or release a reservation, at once if the write-ahead log records it.
 
         Otherwise, the next batch writes the settlement or release, and then wakes the callers of `closing.finished`.
+        Once `run` has ended, nothing is written, and the callers are woken at once.
         """
         if self._ended:
             closing.finish()
@@ -197,7 +198,7 @@ class GroupCommit:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write batches until `wake(end=True)` is called."""
+        """Write batches until `wake(end=True)` was called and all changes are written."""
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
@@ -236,7 +237,7 @@ class GroupCommit:
         return rows >= _ACTIVITY_BATCH_ROWS or (rows > 0 and (self._tidy_due or self.ending))
 
     async def _commit(self) -> None:
-        """Do all queued work, then write one batch."""
+        """Do queued work, at most `_MAX_BATCH_REQUESTS` requests; write up to two batches."""
         now, flushes, closings = self._clock(), list(self._flushes), self._closings
         self._closings = []
         batch = _Batch()
@@ -366,7 +367,7 @@ class GroupCommit:
         batch.confirm()
 
     async def _write_batch(self, batch: _Batch, now: float) -> bool:
-        """Write the next batch; return False if another gateway has retired this one."""
+        """Write the next batch, if any; return False if this gateway has been retired."""
         budgets = self.budgets
         if self._tidy_due:
             budgets.tidy(now)
@@ -397,8 +398,9 @@ class GroupCommit:
     ) -> T:
         """Repeat `work` until it succeeds, and return its result.
 
-        When an attempt fails, all waiting reservations are rejected. After `_SETTLE_TIMEOUT_SECS` of failures, the
-        callers that wait for settlements are woken, and the settlements are written later.
+        When an attempt fails, all waiting reservations are rejected, and `flush` calls return. After
+        `_SETTLE_TIMEOUT_SECS` of failures, the callers that wait for settlements are woken, and the settlements are
+        written later.
 
         Args:
             batch: the reservations to reject and the settlements whose callers wait.

@@ -66,7 +66,7 @@ class _Store(ABC, Generic[T]):
         return row["count"]
 
     async def refresh(self) -> None:
-        """Pass all rows to `apply` if any row has changed since the last call."""
+        """In the first call, and if a row has changed since, pass all rows to `apply`."""
         async with self._refreshing:
             changes = await self.changes()
             if changes != self._applied_changes:
@@ -77,7 +77,8 @@ class _Store(ABC, Generic[T]):
     async def watching(self) -> AsyncIterator[None]:
         """Return a context manager that keeps calling `refresh` in the background.
 
-        If `refresh` fails because the database does not answer, the rows of the last successful call remain in use.
+        Entering it calls `refresh` once, and raises the error of this call. If a later `refresh` fails because the
+        database does not answer, the rows of the last successful call remain in use.
         """
         await self.refresh()
         # `repeat` continues after any exception: if this task ended, revoked keys would stay valid.

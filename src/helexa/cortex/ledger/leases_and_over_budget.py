@@ -102,7 +102,8 @@ def window_at(window: Window, latest: int, now: float) -> int:
 def grant(available: int, requested: list[int]) -> int:
     """Return the number of tokens that a lease takes from its budget window.
 
-    The number is the tokens of all waiting reservations that fit, plus an advance for later reservations.
+    The number is the tokens of all waiting reservations that fit, plus an advance for later reservations. It is 0 if
+    no reservation fits.
 
     Args:
         available: number of tokens that the lease may take.
@@ -165,14 +166,14 @@ class PendingReservation(msgspec.Struct, eq=False):
         return not self.future.done()
 
     def grant(self, reservation: "Reservation") -> None:
-        """Resolve the future with a reservation."""
+        """Resolve the future, or abandon `reservation` if the caller no longer waits."""
         if self.waiting:
             self.future.set_result(reservation)
         else:  # the caller was cancelled
             reservation.abandon()
 
     def reject(self, error: ApiError) -> None:
-        """Set `error` as the future's exception. If the caller was cancelled, do nothing."""
+        """Set `error` as the future's exception. If the future is done, do nothing."""
         if self.waiting:
             self.future.set_exception(error)
 
@@ -227,8 +228,9 @@ class Closing(msgspec.Struct, eq=False):
 class Reservation:
     """Tokens of a key's budget that are reserved for one request.
 
-    The reservation ends with the first call of `settle`, `release` or `abandon`, or at the end of a `with` block. Later
-    calls have no effect. A settlement or release that has begun completes even if the caller is canceled.
+    The reservation ends with the first call of `settle`, `release` or `abandon`, or at the end of an `async with`
+    block. Later calls change nothing; `settle` and `release` then wait for the first end. A settlement or release that
+    has begun completes even if the caller is canceled.
 
     Attributes:
         gateway: id of the gateway that made the reservation.
@@ -262,7 +264,7 @@ class Reservation:
         await closing.finished()
 
     async def release(self) -> None:
-        """End the reservation without a charge, and wait until the end is durable."""
+        """End the reservation without a charge, and wait as `settle` does."""
         await self._begin("released").finished()
 
     def abandon(self) -> None:

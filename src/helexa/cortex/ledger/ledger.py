@@ -63,7 +63,8 @@ class Ledger:
         """Register this gateway in the database and start the background tasks.
 
         Raises:
-            HelexaError: another gateway has exclusive use of the database.
+            HelexaError: another gateway has exclusive use of the database, the database does not answer, or the
+                write-ahead log cannot be used.
         """
         database_path = await self._database.claim()
         self._group_commit = GroupCommit(self._database, self._clock, socket.gethostname(), database_path)
@@ -113,7 +114,7 @@ class Ledger:
         return self._group_commit.retry.problem is None
 
     async def writable(self) -> bool:
-        """Return whether the database was written in the last second, or can be written."""
+        """Return whether the database can be written; False once the ledger is closing."""
         if self._group_commit.ending:
             return False
         try:
@@ -125,9 +126,8 @@ class Ledger:
     async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
         """Reserve tokens of the key's budget.
 
-        When the method returns, the reservation survives a crash.
-
-        Reservations of keys without a cap are recorded too.
+        When the method returns, the reservation survives a crash. The caller must end it: a reservation that is open
+        when the gateway ends is charged in full. Reservations of keys without a cap are recorded too.
 
         Args:
             request_id: the request's id in the ledger. Two calls with the same id make two reservations.
@@ -158,7 +158,7 @@ class Ledger:
             raise
 
     def record(self, activity: Activity) -> None:
-        """Queue a row of the activity log, which is written later."""
+        """Queue a row of the activity log for later; drop it if the queue is full."""
         self._group_commit.record(activity)
 
     async def flush(self) -> None:

@@ -74,8 +74,9 @@ class WriteAheadLog:
     def start_batch(self, gateway: int, batch: int) -> None:
         """Switch to the other log file: all later records belong to the batch `batch`.
 
-        The file of the previous batch is kept until `written` is called. If the disk is nearly full, the log rejects
-        the records of the new batch.
+        Call this before the first `add`, and then only after `written`, because the other file must be empty. The file
+        of the previous batch is kept until `written` is called. If the disk is nearly full, the log rejects the records
+        of the new batch.
         """
         # There are two files because records of this batch may arrive before the database has the previous batch.
         self._files.reverse()
@@ -179,6 +180,8 @@ class _File:
 
 async def catch_up(path: Path, database: Database) -> None:
     """Write the log's records to the database, and empty the log files.
+
+    Records of a gateway that was already retired are dropped. No `WriteAheadLog` may be open.
 
     Args:
         path: the database file, next to which the log files are.
