@@ -44,7 +44,7 @@ class Breaker:
     cooldown_until: float = -inf  # until this time the router prefers other nodes, because this node failed or was busy
 
     def state(self, now: float) -> State:
-        """Return the state at the time `now`."""
+        """Return the state at the time `now`. While the probe runs, the state is open."""
         if self.open_until is None:
             return "closed"
         return "open" if self.probing or now < self.open_until else "half-open"
@@ -60,7 +60,7 @@ class Breaker:
         return replace(self, probing=False) if self.probing else self
 
     def ok(self, now: float) -> "Breaker":
-        """Return the breaker after a response of the node: closed, without failures."""
+        """Return the breaker after a response: closed, unless it is open without a probe."""
         if self.state(now) == "open" and not self.probing:
             return self  # the request was sent before the breaker opened
         return Breaker(cooldown_until=self.cooldown_until)
@@ -70,11 +70,13 @@ class Breaker:
     ) -> "Breaker":
         """Return a breaker with the state after a transport failure.
 
+        If the breaker is open without a probe, only its cooldown changes.
+
         Args:
             max_failures: number of consecutive failures that open a closed breaker. A half-open breaker opens after one
                 failure.
             reset_secs: seconds until an opened breaker becomes half-open.
-            alone: True if the failures of one client may open the breaker.
+            alone: True if the failures of one client may open a closed breaker.
         """
         cooldown_until = max(self.cooldown_until, now + COOLDOWN_SECS)
         # This request began before the breaker opened. Its failure must not prolong the open state.

@@ -80,7 +80,7 @@ class Ejection:
         return Ejection(strikes, client, now + FIRST_EJECTION_SECS * 2 ** (strikes - 1))
 
     def served(self) -> "Ejection":
-        """Return the state after a good response, which takes one strike back."""
+        """Return the state after a good response: one strike less, and not ejected."""
         return Ejection(max(0, self.strikes - 1), self.accuser)
 
 

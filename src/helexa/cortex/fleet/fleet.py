@@ -446,7 +446,8 @@ class RunningRequest:
 
     Attributes:
         requester: client and API path of the request.
-        response: the node's response, or None before it begins. Its bytes show that the node is alive.
+        response: the node's response, set by the code in the `with` block; None before it begins. Its bytes show that
+            the node is alive.
         probes: keys of the half-open circuit breakers whose probe is this request.
         trials: keys of the ejections whose trial is this request.
     """

@@ -157,7 +157,7 @@ class FleetView:
     serves_local: bool = False  # whether the gateway loads the models in `local` on demand
 
     def holder(self, response: str) -> Node | None:
-        """Return the node that stores the response with this id; None if no node does."""
+        """Return the node that gave out the response id `response`; None if unknown."""
         for node in self.nodes:
             prefix = node.health.responses if node.health is not None else None
             if prefix and response.startswith(prefix):
@@ -214,7 +214,7 @@ class Report:
 
 
 def capabilities(view: FleetView, catalog: Catalog, model: str) -> list[str]:
-    """Return the capabilities of a model in the fleet view; empty if unknown."""
+    """Return a model's capabilities: all that nodes report, else the catalog's, or []."""
     profile = catalog.profile(model)
     reports = [node.models[model].capabilities for node in view.nodes if model in node.models]
     # The nodes know the files that they have loaded, so their reports take precedence over the catalog.
@@ -229,7 +229,7 @@ def nodes_without_vision(view: FleetView, model: str) -> set[str]:
 
 
 def sees_images(view: FleetView, catalog: Catalog, model: str) -> bool | None:
-    """Return whether a model in the fleet view accepts images; None if unknown."""
+    """Return whether a model accepts images on at least one node; None if unknown."""
     names = capabilities(view, catalog, model)
     return VISION in names if names else None
 
@@ -265,7 +265,7 @@ def sleeping_profile(view: FleetView, model: str) -> Profile | None:
 def profile_of(view: FleetView, catalog: Catalog, model: str, *, requested: bool = False) -> Profile | None:
     """Return the profile to load or wake a model; None if no source has the model.
 
-    The sources are the catalog, the disks of nodes, and sleeping models.
+    The sources are the catalog, the disks of nodes (see `local_profile`), and sleeping models.
     """
     return catalog.profile(model) or local_profile(view, model, requested=requested) or sleeping_profile(view, model)
 
@@ -285,14 +285,18 @@ def same_files(view: FleetView, catalog: Catalog, model: str) -> str | None:
 def find_local(view: FleetView, catalog: Catalog, name: str) -> str | None:
     """Return the id of the model on nodes' disks that `name` means.
 
-    Return None if the disks have no such model, or the gateway does not serve the models on disks.
+    If a listed or loaded model has the same files, return its id (see `same_files`). Return None if the disks have no
+    such model, or the gateway does not serve the models on disks.
     """
     model = view.local.find(name) if view.serves_local else None
     return None if model is None else same_files(view, catalog, model) or model
 
 
 def local_ids(view: FleetView, catalog: Catalog) -> list[str]:
-    """Return the ids of models on nodes' disks, neither in the catalog nor loaded."""
+    """Return the sorted ids of models on nodes' disks; empty unless `serves_local`.
+
+    A model is left out if a listed or loaded model with another id has the same files (see `same_files`).
+    """
     if not view.serves_local:
         return []
     return [model for model in sorted(view.local.models) if same_files(view, catalog, model) is None]

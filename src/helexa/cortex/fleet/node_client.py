@@ -244,7 +244,8 @@ class NodeClient:
     ) -> tuple[int, bytes]:
         """Read or delete a stored response; return the HTTP status and the body.
 
-        Status 404 means that the node stores no response under this id for the principal.
+        Status 404 means that the node stores no response under this id for the principal. Statuses other than 200, 400
+        and 404 raise `NodeError`.
 
         Args:
             identity: headers that name the principal (account and API key) of the request.
@@ -274,7 +275,7 @@ class NodeClient:
         return body.removeprefix(_BYTE_ORDER_MARK)
 
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
-        """Return the base URL of each model's API, by model id."""
+        """Return the known base URLs of APIs by model id. Loading models have none."""
         # A known URL is requested again only after a failed poll. At most `_MAX_URL_REQUESTS` URLs are requested per
         # poll. Models that are still loading are skipped, because the node does not know their URLs yet.
         known_urls = {} if node.misses else node.urls
@@ -329,7 +330,7 @@ def bearer_header(key: str | None) -> Headers:
 
 
 def is_usable_id(model: str) -> bool:
-    """Return whether a reported model id is short, and does not begin with a hyphen."""
+    """Return whether an id has up to `MAX_ID_CHARS` characters and no leading hyphen."""
     return len(model) <= MAX_ID_CHARS and not model.startswith("-")  # `ModelId` has checked the characters
 
 
@@ -390,7 +391,7 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
 async def or_none(
     call: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
 ) -> ValueT | None:
-    """Await `call` of a node client, and return its result, or None if it fails."""
+    """Await `call` and return its result, or None if it raises `NodeError`."""
     try:
         return await call(*args, **kwargs)
     except NodeError:

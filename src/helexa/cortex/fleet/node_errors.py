@@ -52,7 +52,7 @@ class NodeError(HelexaError):
 
 
 def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: bool) -> str:
-    """Return why a node gave no whole response, in words for an administrator."""
+    """Return why a node's response is missing, or incomplete if it had `begun`."""
     cause = error.__cause__
     match cause:
         case socket.gaierror():
@@ -92,7 +92,7 @@ def error_reason(body: bytes) -> tuple[str, Mapping[str, Any]]:
     """Return the message and the fields in the body of a node's error response.
 
     The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. Otherwise the message is
-    empty.
+    empty. The fields are the fields of the second form; empty in all other cases.
     """
     try:
         content = orjson.loads(body)

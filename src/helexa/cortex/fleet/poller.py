@@ -78,8 +78,9 @@ class Poller:
     async def refresh(self) -> None:
         """Poll each healthy node whose last poll is older than `REFRESH_SECS`.
 
-        The method returns after `REFRESH_TIMEOUT_SECS` at the latest. A third-party backend that runs requests of this
-        gateway is not polled.
+        The models on the disks of healthy nodes are read again, too. The method returns after `REFRESH_TIMEOUT_SECS` at
+        the latest; polls that take longer go on. A third-party backend that runs requests of this gateway is not
+        polled.
         """
         now = time.monotonic()
         for node in self._fleet.view().nodes:
@@ -107,6 +108,7 @@ class Poller:
         """Read the models on a node's disks, at most every `REFRESH_SECS` unless `forced`.
 
         Raises:
+            KeyError: the node is not configured.
             NodeError: the request failed.
         """
         node = self._fleet.node(name)
@@ -211,7 +213,7 @@ class Poller:
 def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
     """Return the seconds until the next poll of a node.
 
-    If the node is down, the pause grows with each failed poll.
+    If the node is down or too busy to answer polls, the pause grows with each failed poll.
 
     Args:
         interval_secs: polling interval of a healthy node.

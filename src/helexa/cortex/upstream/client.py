@@ -70,13 +70,15 @@ class Upstream:
         interim: bool = False,
         repeatable: bool = False,
     ) -> UpstreamResponse:
-        """Send a request, wait for the head of its response, and return the response.
+        """Send a request, and return its response, which the caller must close.
 
         Args:
             headers: all headers except `host` and `content-length`. They must not contain line breaks.
-            is_alive: function that returns whether the node is up. It is called if the connection receives no data.
+            is_alive: function that returns whether the node is up. While it returns True, the idle timeout does not
+                apply before the first byte of the body.
             interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
-            repeatable: True if the request may be sent twice, as a GET request always may.
+            repeatable: True if the request may be sent twice, as a GET request always may. Other requests are sent
+                again only if the server closed an idle connection without reading the whole request.
 
         Raises:
             ConnectError: the connection failed, or took longer than `connect_timeout_secs`.
@@ -101,7 +103,7 @@ class Upstream:
         return await (await self._connect(origin)).ask(request_head, body, is_alive, interim)
 
     def close(self) -> None:
-        """Close the idle connections. Others close at the end of their responses."""
+        """Close the idle connections. Others return to the pool after their responses."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()
@@ -169,8 +171,8 @@ async def connect(
         new_connection: function that returns a new connection to `origin`.
         origin: scheme, host and port of the server.
         host: host or IP address to connect to. The server's certificate must be valid for the origin's host.
-        tls: checks the certificates of https servers.
-        timeout_secs: maximum number of seconds to connect.
+        tls: checks the server's certificate; must not be None if `origin` is https.
+        timeout_secs: maximum number of seconds of an attempt. Only a stall of this process causes up to two more.
 
     Raises:
         ConnectError: the connection failed, or took longer than `timeout_secs`.

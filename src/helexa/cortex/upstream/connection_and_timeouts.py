@@ -29,7 +29,7 @@ class LocalConnectError(UpstreamError):
 
 
 class IncompleteResponseError(UpstreamError):
-    """The connection ended within the response, or the node sent invalid HTTP."""
+    """The connection ended before or within the response, or the HTTP is invalid."""
 
     def __init__(self, reason: str, *, is_invalid: bool = False) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class IncompleteResponseError(UpstreamError):
 class ReadTimeoutError(UpstreamError):
     """The node sent no data over the connection within a timeout.
 
-    The node received the request and may still be working on it.
+    The node may have received the request, and may still be working on it.
     """
 
 
@@ -86,7 +86,7 @@ class Timeouts:
 
 
 class UpstreamResponse:
-    """A connection's HTTP response whose head has arrived; its body comes in chunks."""
+    """A connection's HTTP response whose head has arrived; it must be closed once."""
 
     def __init__(self, connection: "UpstreamConnection") -> None:
         self._connection = connection
@@ -113,7 +113,7 @@ class UpstreamResponse:
         return self._connection.body()  # no `await` here: it would cost one more coroutine frame per chunk
 
     def close(self) -> None:
-        """Return the connection to the pool, or close it if the response is incomplete."""
+        """Pool the connection, or close it if the body was not fully read. Call once."""
         # Closing the connection makes the node cancel the request.
         self._connection.release()
 

@@ -88,7 +88,7 @@ def read_error_value(status: int, content: Any, retry_after: int | None = None) 
     """Return the error in a parsed body, or in an event of a stream, as `ApiError`.
 
     Args:
-        status: HTTP status of the `ApiError`.
+        status: HTTP status of the `ApiError`, except for an error about the context length, which always gets 400.
         content: the JSON value. `{"error": ...}` is one of the known formats.
         retry_after: seconds until a retry may succeed; None if unknown.
     """
@@ -116,7 +116,7 @@ def for_client(error: ApiError, node: str) -> ApiError:
     """Return the error that a client gets for the error response `error` of a node.
 
     If the node rejects the gateway's own credentials or account, the error is not the client's. It becomes a 502 that
-    names the node, without the node's text, which may quote a key.
+    names the node, without the node's text, which may quote a key. Other errors are returned unchanged.
     """
     if error.status in (401, 403, 407):
         message = (
@@ -180,7 +180,8 @@ def most_output(error: ApiError) -> int:
 def output_beside_prompt(error: ApiError, limit: int) -> int:
     """Return how many output tokens fit beside the prompt, according to the error.
 
-    The result is 0 if the number is unknown, is less than `_LEAST_OUTPUT`, or is not less than `limit`.
+    The result is 0 if the number is unknown, is less than `_LEAST_OUTPUT`, or is not less than `limit`, the output
+    limit of the rejected request.
     """
     prompt = 0 if has_uncounted_prompt(error) else context_prompt(error)
     most = context_limit(error) - prompt if prompt else 0

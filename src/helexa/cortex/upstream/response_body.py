@@ -17,11 +17,14 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def read_json(data: bytes) -> tuple[Any, bytes]:
     """Parse an answer or an event. Return the value, and its bytes as strict JSON.
 
+    NaN and infinite numbers become null, lone surrogates become U+FFFD, and a byte order mark is removed.
+
     Raises:
         ValueError: the data is not JSON, or is nested too deeply.
+        ApiError: 502: the data contains NaN or infinite numbers, and is nested too deeply.
     """
     # A byte order mark, NaN and infinite numbers are accepted, although they are not JSON: some backends send them in
-    # fields that the gateway does not read. NaN and infinite numbers become null, and lone surrogates U+FFFD.
+    # fields that the gateway does not read.
     data = data.removeprefix(BYTE_ORDER_MARK)
     try:
         return orjson.loads(data), data
@@ -54,7 +57,7 @@ def as_json(value: Any) -> bytes:
 def parse_arguments(text: str) -> dict[str, Any] | None:
     """Parse the arguments of a tool call. Return None if they are not a JSON object.
 
-    An empty text counts as an empty object.
+    An empty text counts as an empty object. A JSON string that contains an object counts as this object.
     """
     try:
         arguments = _exact(text) if text.strip() else {}

@@ -43,7 +43,7 @@ class Meter:
     """
 
     def __init__(self, *, streamed: bool) -> None:
-        # when the first generated content arrived (`time.perf_counter`); None if none has arrived
+        # when the first generated content of a stream arrived (`time.perf_counter`); None if none has arrived
         self.first_at: float | None = None
         # when the latest bytes arrived (`time.perf_counter`); None if none have arrived
         self.last_at: float | None = None
@@ -87,7 +87,7 @@ class Meter:
         return max(self.produced, content // BYTES_PER_TOKEN, 0)
 
     def usage(self) -> Usage | None:
-        """Return the counts of the last `usage` object; None if the response has none."""
+        """Return the counts of the last `usage` object; None if the last bytes have none."""
         # Generated text that contains `"usage"` is not mistaken for this object, because JSON strings escape quotes.
         end = len(self._tail)
         for _ in range(_MAX_MENTIONS):
@@ -206,7 +206,7 @@ class ResponseMeter(Meter):
             del buffered[:-_MAX_BLANK_BYTES]
 
     def ended(self, last: int) -> bool:
-        """Return whether the final event, such as `response.completed`, has arrived."""
+        """Return whether the stream's final event has arrived. `last` is ignored."""
         return self._ended
 
     def failed(self) -> bool:
