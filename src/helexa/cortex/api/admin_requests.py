@@ -60,7 +60,7 @@ class ModelUnloadRequest(AdminRequest):
     """Request to unload a model."""
 
     model: _Id  # a model id or an alias
-    node: _Id | None = None  # name of the node. If None, the model is unloaded from all nodes.
+    node: _Id | None = None  # name of the node. If None, the model is unloaded from all healthy nodes that have it.
 
 
 class ModelPullRequest(AdminRequest):

@@ -46,15 +46,15 @@ class NodeResponse(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the connection."""
+        """Release the connection. Call this once."""
         ...
 
 
 class BackendAnswer:
     """A successful response of a backend, converted to OpenAI's format.
 
-    A whole answer to a streaming request becomes a stream, and a stream becomes a whole answer if the client requests
-    no stream.
+    In chat completions, a whole answer to a streaming request becomes a stream, and a stream becomes a whole answer if
+    the client requests no stream. In text completions, both are errors (502).
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class BackendAnswer:
         return bytes(body)
 
     async def _next_events(self, stream: BackendStream) -> bytes:
-        """Return the next events of a stream; empty bytes at its end."""
+        """Return the next events of a stream that has not ended; raise its failure."""
         events = b""
         while not events:
             if stream.failure is not None:

@@ -178,7 +178,7 @@ def _image_message(images: list[dict[str, Any]], following: dict[str, Any] | Non
 
 
 def with_one_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of a chat request, with a list of texts joined to one string."""
+    """Return a message, its texts joined by line breaks if all its parts are texts."""
     content = message.get("content")
     if not _has_parts(content) or not content or not all(isinstance(part.get("text"), str) for part in content):
         return message

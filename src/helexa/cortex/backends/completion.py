@@ -15,7 +15,7 @@ _CACHED = ("prompt_cache_hit_tokens", "cached_tokens")  # names of the cached to
 
 
 def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the token counts of a backend's completion or chunk; None without counts."""
+    """Return the token counts of a completion or chunk; None if absent or all 0."""
     # Counts of 0 for both prompt and answer are treated as missing: some backends send zeros always, or until the end.
     # A well-formed `usage` object is returned unchanged.
     choices = body.get("choices")
@@ -32,7 +32,7 @@ def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
 def other_counts(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return token counts that llama.cpp or Ollama report outside of `usage`.
 
-    Return None if `body` has no such counts.
+    Return None if `body` has no such counts, or if they are 0.
     """
     timings = body.get("timings")
     if isinstance(timings, dict) and "prompt_n" in timings:
@@ -191,7 +191,7 @@ def _whole_reason(choice: Json, state: Choice) -> str:
 
 
 def as_stream(completion: Json) -> bytes:
-    """Return the stream of chunks that contains a whole completion of a backend."""
+    """Return the stream of chunks for a chat completion from `converted_completion`."""
     head = {name: completion.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     events: list[Json] = []
     for choice in completion["choices"]:
@@ -206,7 +206,7 @@ def as_stream(completion: Json) -> bytes:
 
 
 def joined(chunks: Iterable[Json]) -> Json:
-    """Return the whole completion that the well-formed chunks of a stream contain.
+    """Return the chat completion that the well-formed chunks of a stream contain.
 
     Raises:
         ApiError: 502: there are no choices.

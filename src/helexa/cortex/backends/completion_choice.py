@@ -55,13 +55,13 @@ class _Call:
     _checks: int = 0
 
     def add(self, arguments: str) -> None:
-        """Append `arguments` to the arguments of the call."""
+        """Append `arguments`, of which at most `MAX_ARGUMENT_CHARS` are kept for checks."""
         self._chars += len(arguments)
         if arguments and self._chars <= MAX_ARGUMENT_CHARS:
             self._arguments.append(arguments)
 
     def is_complete(self) -> bool:
-        """Return whether the arguments are a whole JSON object."""
+        """Return whether the arguments are a JSON object; False after `MAX_CHECKS` checks."""
         if not 0 < self._chars <= MAX_ARGUMENT_CHARS or not self._arguments[-1].rstrip().endswith("}"):
             return False
         self._checks += 1

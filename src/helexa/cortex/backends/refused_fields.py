@@ -45,7 +45,10 @@ def with_output_limit(body: bytes, limit: int) -> bytes:
 
 
 def refused_fields(body: bytes, error: bytes) -> set[str]:
-    """Return the optional fields of `body` that the error response `error` names."""
+    """Return the optional fields of `body` that the error response `error` refuses.
+
+    `max_tokens` and sampling parameters are left out if the error is probably about their values.
+    """
     # `max_tokens` counts as refused only if the error also names `max_completion_tokens`, the field that replaces it.
     # An error that names only `max_tokens` is probably about its value. If the gateway moved the limit to another field
     # in this case, a backend that ignores unknown fields would generate without a limit.

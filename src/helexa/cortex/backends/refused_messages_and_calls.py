@@ -249,7 +249,7 @@ def lacks_signatures(error: bytes) -> bool:
 
 
 def with_any_signatures(body: bytes) -> bytes:
-    """Return a chat request with placeholder signatures for unsigned tool calls."""
+    """Return a chat request; in messages without signatures, the first call gets one."""
     return changed_messages(body, lambda messages: [_with_signature(message) for message in messages])
 
 

@@ -182,7 +182,7 @@ class BackendStream:
     def _head(self, chunk: Json, usage: Json | None) -> Json:
         """Return the chunk with the fields that OpenAI's format requires in each chunk.
 
-        `usage` replaces the token counts of the chunk.
+        `usage` replaces the token counts of the chunk; None replaces them by null.
         """
         head = dict(chunk)
         for name, value in (("id", self._id), ("created", self._created), ("model", self._model)):

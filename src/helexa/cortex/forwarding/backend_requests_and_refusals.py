@@ -138,10 +138,10 @@ class BackendAttempt:
         return replace(self.knowledge, refused=self.knowledge.refused | new)
 
     def limited(self, body: bytes, status: int, error: bytes) -> tuple[bytes, Knowledge] | None:
-        """Return a body with an output limit that fits the context, and new knowledge.
+        """Return `body` with a fitting output limit or without one, and the new knowledge.
 
         The result is None unless the gateway translated the request `body`, and the error states that prompt and output
-        limit together exceed the context.
+        limit together exceed the context. `body` is the argument from which `_new_attempt` made this attempt.
         """
         # Anthropic's clients must state an output limit, and coding agents state a limit that exceeds the context of
         # many models. Nodes of helexa lower the limit themselves.
@@ -172,6 +172,7 @@ class BackendAttempt:
         The caller checks `is_converted` first.
 
         Args:
+            first_chunk: the bytes that were already read from `response`.
             input_tokens: estimated number of prompt tokens.
             streamed: True if the client requests a stream.
             on_estimate: called if the converted answer contains estimated token counts.
@@ -275,11 +276,11 @@ class BackendRequests:
             thinks_by_effort: True if the backend reads only `reasoning_effort`, and not `chat_template_kwargs`.
 
         Returns:
-            The last response, its first bytes (of an error response: all bytes up to `MAX_ERROR_BYTES`), and the last
-            attempt.
+            The last response, which the caller must close, its first bytes (of an error response: all bytes up to
+            `MAX_ERROR_BYTES`), and the last attempt.
 
         Raises:
-            ApiError: 400: the request cannot be translated to the API of the backend.
+            ApiError: 400: the request cannot be translated to the API of the backend. 503: see `BodyWorkers.run`.
             UpstreamError, or a subclass: the connection to the backend failed.
         """
         known = knowledge = self._knowledge.of(url, model)

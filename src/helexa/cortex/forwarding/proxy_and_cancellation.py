@@ -80,9 +80,10 @@ class Proxy:
                 to the client.
 
         Raises:
-            NoResponse: the node failed before anything was sent to the client, so the request may be retried.
-            ApiError: the node's response is incomplete, a timeout expired, or the gateway is out of connections (503).
-                The caller must end the client's response with this error.
+            NoResponse: the node failed before any of its bytes were sent to the client, so the request may be retried.
+                This can happen even if `last` is true.
+            ApiError: the request failed in another way, for example by an incomplete response or a timeout, or because
+                the gateway is out of connections (503). The caller must end the client's response with this error.
         """
         node, model, requester, is_neuron = target.node, target.model, record.requester, target.kind == "neuron"
         record.node, record.route, record.waited = node, target.reason, time.perf_counter() - record.started

@@ -72,11 +72,12 @@ async def relay(
     record: RequestRecord,
     settle: Settle | None,
 ) -> None:
-    """Forward a successful response to the client; at its end, charge the request.
+    """Forward a successful response to the client; before its end, charge the request.
 
     Args:
         chunk: the first bytes of the body of `node_response`.
-        settle: function that charges the request to the client's key, or None for anonymous requests.
+        settle: function that charges the request to the client's key, or None for anonymous requests. It is not called
+            for a stream without a final event, such as `[DONE]`; the caller must then charge the request.
 
     Raises:
         ApiError: the node's response is incomplete, a timeout expired, or the request cannot be charged.
@@ -270,8 +271,8 @@ async def wait_for_load(
 ) -> WarmRoute:
     """Relay the progress of a model's load to the client; then return the chosen node.
 
-    A streaming client receives SSE comments with the load progress: the first one after `KEEP_ALIVE_AFTER_SECS`, the
-    others every `KEEP_ALIVE_SECS`.
+    If `stream`, the client receives SSE comments with the load progress: the first one after `KEEP_ALIVE_AFTER_SECS`,
+    the others every `KEEP_ALIVE_SECS`. The first one begins the response, with status 200. Errors of `work` are raised.
 
     Args:
         work: awaitable that loads the model and returns the node.

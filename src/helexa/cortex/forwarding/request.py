@@ -192,7 +192,8 @@ class ClientRequest(msgspec.Struct, frozen=True):
     def tokens(self, limit: Limit | None) -> int:
         """Return the estimated number of tokens of the prompt and all completions.
 
-        `limit` has the model's token limits. If the request sets no output limit, the model's output limit is assumed.
+        `limit` has the model's token limits. If the request sets no output limit, the model's output limit is assumed,
+        or `_TYPICAL_OUTPUT` if it is unknown.
         If the request continues a stored conversation, a prompt of the model's input limit is assumed.
         """
         prompt, spending = self.prompt_estimate, self.spending
@@ -247,6 +248,8 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
 def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
     """Parse the fields of a body that the gateway needs, and return the request.
+
+    Lone surrogates in the body are replaced. `translated`, `metered`, `enforced`, `large` and `images` have defaults.
 
     Raises:
         ApiError: 400 if the body is not a JSON object, names no model, or has an invalid value in a field that the

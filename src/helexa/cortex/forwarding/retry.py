@@ -121,7 +121,7 @@ def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
 
 
 def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> NoReturn:
-    """Raise `NoResponse`, because a proxy answered instead of the node."""
+    """Raise `NoResponse`, because a proxy answered; count the failure of the node."""
     node, status = record.node, node_response.status
     text = f"a proxy or another server answered HTTP {status} instead of the node"
     if status != 504:
@@ -135,8 +135,10 @@ def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: Req
 
 
 def count_failure(fleet: Fleet, record: RequestRecord, *, silent: bool) -> None:
-    """Report an attempt's transport failure to the breaker of node, model and client."""
-    # A timeout (`silent`) of a node that still responds to polls is not reported, because perhaps only this request is
-    # slow.
+    """Report an attempt's transport failure to the breaker of node, model and client.
+
+    A timeout (`silent`) of a node that still responds to polls is not reported.
+    """
+    # Perhaps only this request is slow.
     if not (silent and fleet.is_alive(record.node)):
         fleet.transport_failed(record.node, record.model, record.requester.client)

@@ -41,7 +41,7 @@ def read_completion(status: int, body: bytes, retry_after: int | None) -> dict[s
     """Parse a node's non-streaming response, and return its JSON object.
 
     Raises:
-        ApiError: the node returned an error (the status is the node's status), or its response is malformed (502).
+        ApiError: the node returned an error (see `read_error`), or its response is malformed (502).
     """
     if not 200 <= status < 300:
         raise read_error(status, body, retry_after)
@@ -76,7 +76,7 @@ class StreamTranslator(ABC):
         self._ended = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Translate the next bytes of the node's response, and return the resulting bytes."""
+        """Translate the next bytes. An error is stored in `failure` and ends the stream."""
         if self._ended:
             return b""
         try:

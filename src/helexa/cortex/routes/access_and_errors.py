@@ -71,7 +71,10 @@ def admin(endpoint: Endpoint) -> Endpoint:
 
 
 def visible_account(request: Request) -> str | None:
-    """Return the account whose data a request may read, or None for all accounts."""
+    """Return the account whose data a request may read, or None for all accounts.
+
+    The route must not be public, because only the other access functions set the principal.
+    """
     principal: Principal | None = request.state.principal
     # Admins see all accounts, and so do anonymous clients, which exist only without `require_auth`.
     return principal.account_id if principal is not None and principal.role == "user" else None

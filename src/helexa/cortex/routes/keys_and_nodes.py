@@ -147,7 +147,11 @@ def node_not_found(name: str) -> ApiError:
 
 
 def read_wait_secs(request: Request) -> float:
-    """Return the query parameter `wait_secs`, or `MAX_WAIT_SECS` if it is absent."""
+    """Return the query parameter `wait_secs`, or `MAX_WAIT_SECS` if it is absent.
+
+    Raises:
+        ApiError: 400 if the value is not an integer from 0 to `MAX_WAIT_SECS`.
+    """
     text = request.query_params.get("wait_secs")
     if text is None:
         return MAX_WAIT_SECS

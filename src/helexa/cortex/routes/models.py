@@ -87,7 +87,10 @@ _ADMIN_PRIORITY = 2  # higher than the priorities of clients' requests
 
 
 async def load_model(request: Request) -> Response:
-    """`POST /api/models/load`: load a model; respond within `wait_secs` seconds."""
+    """`POST /api/models/load`: load a model, and respond when it is loaded.
+
+    If this takes longer than `wait_secs` seconds (query parameter), the response is 503, and the load continues.
+    """
     gateway: Gateway = request.app.state.gateway
     wait_secs = read_wait_secs(request)
     body = await ModelLoadRequest.read(request)
@@ -99,7 +102,7 @@ async def load_model(request: Request) -> Response:
 
 
 async def unload_model(request: Request) -> Response:
-    """`POST /api/models/unload`: unload a model from one node, or from all nodes."""
+    """`POST /api/models/unload`: unload a model from one node, or all healthy nodes."""
     gateway: Gateway = request.app.state.gateway
     body = await ModelUnloadRequest.read(request)
     model = await find_loadable(gateway, body.model)
@@ -111,7 +114,7 @@ async def unload_model(request: Request) -> Response:
 
 
 async def clear_prefix_cache(request: Request) -> Response:
-    """`DELETE /api/models/.../prefix-cache`: delete a model's cached prompts on nodes."""
+    """`DELETE /api/models/.../prefix-cache`: clear the cache on healthy nodes."""
     gateway: Gateway = request.app.state.gateway
     model = await find_loadable(gateway, request.path_params["model"])
     only = request.query_params.get("node")
@@ -189,7 +192,10 @@ async def get_explanation(request: Request) -> Response:
 
 
 async def list_local_models(request: Request) -> Response:
-    """`GET /api/models/local`: respond with the models on the nodes' disks now."""
+    """`GET /api/models/local`: respond with the models on the nodes' disks.
+
+    For a node that does not respond within 2 seconds, the response has its last report.
+    """
     gateway: Gateway = request.app.state.gateway
     names = [node.name for node in gateway.fleet.view().nodes if node.kind == "neuron" and node.healthy]
     with suppress(TimeoutError):

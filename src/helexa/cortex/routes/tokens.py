@@ -224,7 +224,7 @@ async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
 
     Args:
         ask: function that posts a body to a node, and returns status and body of the response, or None if the call
-            failed. In this case, the count is estimated.
+            failed. If it failed or the response has no count, the count is estimated.
     """
     completion = await ask(request.body_for(model))
     count = None if completion is None else parse_count(*completion)
