@@ -299,10 +299,7 @@ class Model:
 
         Args:
             requests: requests to run. If an item is an error instead of a request, the error is yielded as its result.
-            max_parallel: number of concurrent requests. None means `Target.width`.
-
-        Raises:
-            HelexaError: as in `run_requests.results`, or `max_parallel` is below 1.
+            max_parallel: number of concurrent requests, at least 1. None means `Target.width`.
         """
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")

@@ -96,9 +96,7 @@ class Target(Protocol):
         ...
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the embedding of each text, a vector with the L2 norm 1.
-
-        The model must be loaded; call `open` first.
+        """Return an embedding with the L2 norm 1 for each text. Call `open` first.
 
         Raises:
             GenerationError: the request failed.

@@ -45,11 +45,10 @@ class ConnectionLimits:
     ) -> "ConnectionLimits":
         """Return limits under which the process does not run out of file descriptors.
 
-        `total` and `rejected` are at least `_MIN_CONNECTIONS`, even if there are not enough descriptors.
-
         Args:
             descriptors: limit on open files of this process.
-            total: maximum number of served connections. It is reduced if there are not enough descriptors.
+            total: maximum number of served connections. It is reduced if there are not enough descriptors, but not
+                below `_MIN_CONNECTIONS`, which is also the minimum of `rejected`.
             per_address: maximum number of served connections per client address. None means half of `total`.
             each: number of descriptors per client connection. In a gateway, this number includes connections to nodes.
             other_descriptors: number of descriptors that the process needs for purposes other than client connections.

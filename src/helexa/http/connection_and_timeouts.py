@@ -259,10 +259,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
             self._update_reading()
 
     def end(self) -> None:
-        """Send buffered data, let the client finish its request body, then close.
-
-        Requests without a complete response are notified as if the client had disconnected.
-        """
+        """Send buffered data, let the client finish its request body, then `close`."""
         if self._cycle is None:
             self.close()
         else:

@@ -65,10 +65,7 @@ class BodyDecoder:
         return b""
 
     def finish(self) -> None:
-        """Raise ApiError 400 unless the input is complete. An empty body is complete, too.
-
-        Call this after the last `feed`, when `read` has returned b"".
-        """
+        """After the last `read`, raise ApiError 400 unless the input is complete or empty."""
         if self._input or not (self._decoder is None or self._decoder.eof):
             raise self._invalid()
 

@@ -27,10 +27,7 @@ def request_id(headers: Headers) -> str:
 
 
 def require_json(headers: Headers) -> None:
-    """Raise ApiError 415 unless the headers announce a body of plain JSON.
-
-    Headers without a content type, or with a `content-encoding` other than `identity`, are rejected.
-    """
+    """Raise ApiError 415 unless the headers announce JSON, without an encoding."""
     content_types = [value for name, value in headers if name == b"content-type"]
     # A body without a content type is rejected, too. For any web page, a browser sends such a body, a form or plain
     # text without asking the server first (CORS preflight). A browser sends JSON only after the server has agreed.

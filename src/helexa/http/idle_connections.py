@@ -126,10 +126,7 @@ def is_gone(socket: int) -> bool:
 
 
 def has_input(socket: int) -> bool:
-    """Return whether a connection has unread data, or the peer has closed it.
-
-    `socket` is the file descriptor of the connection.
-    """
+    """Return whether the descriptor `socket` has unread data, or its peer closed it."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(0))

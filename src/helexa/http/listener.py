@@ -173,8 +173,6 @@ class Lifespan:
     async def end(self) -> None:
         """Shut the application down, and wait at most `_RETURN_SECS` for its return.
 
-        `begin` must have succeeded.
-
         Raises:
             HelexaError: the application failed to shut down.
         """

@@ -44,10 +44,7 @@ def descriptor_limit() -> int:
 
 
 def notify(state: str) -> None:
-    """Send `state`, such as `READY=1`, to systemd if systemd manages this process.
-
-    Errors are ignored.
-    """
+    """Try to send `state`, such as `READY=1`, to systemd; errors are ignored."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     # An address that begins with `@` is in Linux's abstract namespace.
     if address.startswith(("/", "@")):

@@ -181,10 +181,7 @@ class RequestParser:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Validate a complete head, and call `handle_head` (callback of httptools).
-
-        For a head with an upgrade header, do not call `handle_head`: `_feed` then parses the head without this header.
-        """
+        """Validate a head; if it has no upgrade header, call `handle_head` (callback)."""
         parser, headers = self._parser, self._headers
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
