@@ -202,7 +202,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """An event of the agent: the model began a tool call and has named the tool."""
+    """An event of the agent: a tool call, or a question shown like one, begins."""
 
     call_id: str
     name: str

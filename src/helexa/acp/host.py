@@ -117,7 +117,7 @@ class Host(Protocol):
 class LocalHost:
     """Accesses files and runs commands on this machine, without the editor.
 
-    Commands do not inherit environment variables that contain one of the secrets.
+    Commands do not inherit environment variables whose whole value is one of the secrets.
     """
 
     def __init__(self, secrets: Collection[str] = ()) -> None:

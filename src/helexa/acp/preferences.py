@@ -68,7 +68,7 @@ class Preferences:
         return project if project.cwd == cwd else Project(cwd)
 
     def change(self, cwd: str, change: Callable[[Project], Project]) -> Project:
-        """Pass the preferences for `cwd` to `change`; save and return its result."""
+        """Pass `cwd`'s preferences to `change`; return its result, saved if possible."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # The file lock excludes concurrent changes by other processes.

@@ -142,7 +142,7 @@ class SessionLog:
         Invalid lines are skipped.
 
         Raises:
-            FileNotFoundError: the session does not exist.
+            OSError: the file cannot be read. FileNotFoundError: the session does not exist.
             StoreError: the file is not a session log.
         """
         saved: SavedSession | None = None
@@ -212,7 +212,10 @@ class SessionLog:
 
 
 class Store:
-    """All saved sessions of this user, in one folder."""
+    """All saved sessions of this user, in one folder.
+
+    Methods with a parameter `id` raise StoreError if the id does not match `SESSION_ID`.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "sessions"

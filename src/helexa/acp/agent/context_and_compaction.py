@@ -95,7 +95,8 @@ def visible(messages: Iterable[Message]) -> list[Message]:
     """Return the messages of the agent's conversation that the model gets as context.
 
     Messages before the last `Cleared` entry are omitted. A summary replaces the messages that it summarizes. In the
-    returned messages, each tool call has a result and each result has a call.
+    returned messages, each tool call has a result and each result has a call. A call without a result gets a failed
+    result. Results without a call, and responses that have only reasoning, are omitted.
     """
     view: list[Message] = []
     for message in messages:
@@ -160,8 +161,9 @@ def _part_tokens(part: Part) -> float:
 def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message]:
     """Return the messages, shortened to at most `max_tokens` tokens if possible.
 
-    Until the messages fit, first tool results and then responses of the model are replaced by one-line notes, oldest
-    first. User messages, short texts and the last `UNTOUCHED` messages stay unchanged, so the result may be too long.
+    Until the messages fit, first the contents of tool results and then the texts of responses are replaced by one-line
+    notes, oldest first and in groups of `STRIDE`. User messages, short texts and the last `UNTOUCHED` messages stay
+    unchanged, so the result may be too long.
     """
     view = list(messages)
     excess = tokens(view) - max_tokens

@@ -55,7 +55,8 @@ async def trusted_notes(turn: Turn) -> str:
 async def read_notes(context: ToolContext) -> str:
     """Return the project's instructions for agents, or an empty string.
 
-    The files in `NOTES` are read from each folder from the repository root down to the session's working directory.
+    The files in `NOTES` are read from each folder from the repository root down to the session's working directory, or
+    only from the working directory if it is not in a repository.
     """
     return await asyncio.to_thread(lambda: "\n\n".join(_notes(context.cwd)))
 
@@ -246,7 +247,7 @@ class RequestBuilder:
         )
 
     def check(self) -> None:
-        """Raise ProviderError if the last request has more tokens than the context."""
+        """Raise ProviderError if the last request is estimated to exceed the context."""
         size = round(self._estimate * self._factor)
         # Raise the error here, because some endpoints truncate long requests silently.
         if self._context is not None and size > self._context:

@@ -116,7 +116,8 @@ class ToolCallRunner:
     def cancel(self, calls: Sequence[Call]) -> list[CallChanged]:
         """Store a failed result for each unfinished call.
 
-        Return the events that report these failures. The caller must emit the events.
+        Return the events that report these failures, only for calls that the editor already shows. The caller must emit
+        the events.
         """
         unsent_events: list[CallChanged] = []
         for call in calls:

@@ -34,6 +34,7 @@ async def run_turn(turn: Turn) -> StopReason:
 
     Raises:
         ProviderError: the endpoint returned no complete response. The partial response is stored in the history.
+        StoreError: `turn.commit` or `turn.emit` could not write to disk.
     """
     builder = RequestBuilder(turn, await trusted_notes(turn))
     for _ in range(turn.settings.max_rounds):

@@ -39,7 +39,8 @@ class EditorClient:
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a JSON-RPC request to the editor and return the result.
 
-        If the calling task is canceled, the editor receives a cancel request.
+        The result null becomes an empty dictionary. If the calling task is canceled, the editor receives a cancel
+        request.
 
         Raises:
             HostError: the editor rejected the request, failed, sent an invalid response, or disconnected.

@@ -170,7 +170,8 @@ class ValidatingTransport:
     async def send(self, message: Message) -> None:
         """Send a message of the ACP SDK to the editor.
 
-        If the message is a response, then run the `after_response` callbacks of the request.
+        If the message is a response, then run the `after_response` callbacks of the request, unless the editor has
+        disconnected.
         """
         if "method" in message:
             if message["method"] == CANCEL_METHOD:

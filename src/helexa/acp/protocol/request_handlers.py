@@ -29,7 +29,10 @@ Result = dict[str, Any]
 
 
 class Agent:
-    """Handles the session requests of the editor with one configuration."""
+    """Handles the session requests of the editor with one configuration.
+
+    The constructor needs a running event loop, because it starts to read the lists of models. Call `close` at the end.
+    """
 
     # Name of the SDK's class for the parameters of each method.
     METHODS: ClassVar[dict[str, str]] = {

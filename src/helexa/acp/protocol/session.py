@@ -105,7 +105,7 @@ class Session:
     async def emit(self, event: Event) -> None:
         """Send an event of the agent to the editor.
 
-        If the event has a new usage or title, also save it to disk.
+        If the event has a new usage or title, first save it, which may raise StoreError. Then wait for `release`.
         """
         match event:
             case UsageChanged(used, size, cost):
@@ -148,7 +148,8 @@ class Session:
         """Set model, mode, thought level or temperature, and save the new values.
 
         Args:
-            changes: new values by name: `model`, `mode`, `thought_level` or `temperature`.
+            changes: new values by name: `model`, `mode`, `thought_level` or `temperature`. They are saved for the
+                session and for the project, but the mode `bypassPermissions` only for the session.
         """
         for name, value in changes.items():
             setattr(self.choices, name, value)
@@ -225,7 +226,7 @@ class Session:
                 raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
-        """Append `parts` as a user message; let the agent work; return why it stopped."""
+        """As the `work` of `prompt`, append `parts` as a user message, and run the agent."""
         from helexa.acp.agent.turn_loop_and_retries import run_turn
 
         await self.commit(UserMessage(str(uuid.uuid4()), parts))
@@ -253,7 +254,10 @@ class Session:
         )
 
     async def cancel(self) -> None:
-        """Cancel the running work on a prompt, and wait for its end within a time limit."""
+        """Cancel the work on a prompt; wait at most `CANCEL_TIMEOUT_S` for its end.
+
+        If the work does not end in this time, it is left alone, and the session accepts new prompts.
+        """
         turn, abandoned = self._turn, self._abandoned
         if turn is None or turn.done():
             return

@@ -59,13 +59,15 @@ class Sessions:
     async def new(self, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
         """Create and open a session.
 
+        If `MAX_OPEN_SESSIONS` sessions are open, first close one that is not busy with a prompt.
+
         Args:
             cwd: working directory, an absolute path.
             directories: additional folders that the agent may access.
             servers: MCP servers, whose tools the session can use.
 
         Raises:
-            RpcError: a folder is invalid, no model is known, or the session cannot be saved.
+            RpcError: a folder is invalid, no model is known, saving failed, or too many sessions are busy.
         """
         folders = _folders(cwd, directories)
         choices, assumed = self._choices(SavedSession(Head("", cwd, 0.0)))
@@ -86,7 +88,7 @@ class Sessions:
         The arguments are those of `new`.
 
         Raises:
-            RpcError: the session is unknown or cannot be read, or a folder is invalid.
+            RpcError: the session is unknown or cannot be read, or for a reason that `new` names.
         """
         folders = _folders(cwd, directories)
         if not SESSION_ID.fullmatch(id):

@@ -137,9 +137,9 @@ class EndpointProvider:
 
 
 async def open_provider(endpoint: Endpoint) -> Provider:
-    """Connect to an endpoint and return its client.
+    """Return a new client of an endpoint.
 
-    If the configured API format is `auto`, detect the format.
+    If the configured API format is `auto`, detect the format; see `probe`. Otherwise, send no request.
 
     Raises:
         ProviderError: the API format is `auto` and could not be detected.

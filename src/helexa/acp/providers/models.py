@@ -143,7 +143,10 @@ class Models:
         return ModelChoice(self._default, text)
 
     def selection_error(self, choice: ModelChoice) -> str | None:
-        """Return why the user cannot choose this model, or None if the choice is valid."""
+        """Return why the user cannot choose this model, or None if the choice is valid.
+
+        If the endpoint's list of models is unknown, every model name is valid.
+        """
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
             return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
@@ -205,7 +208,7 @@ class Models:
 
 
 async def _open(endpoint: Endpoint) -> Provider:
-    """Connect to an endpoint and return its client."""
+    """Return a new client of an endpoint; see `open_provider`."""
     # The import of the module is slow, so it runs in a thread and does not block the event loop.
     opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.endpoint")
     return await opening.open_provider(endpoint)

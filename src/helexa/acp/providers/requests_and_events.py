@@ -67,8 +67,8 @@ class ReasoningDelta:
 class CallDelta:
     """A model event: a streamed chunk of a tool call.
 
-    All chunks of a call have the same `index`. The first chunk has the `id` and the `name` of the call. If no chunk
-    has a name, the joined `arguments` contain the whole call as text.
+    All chunks of a call have the same `index`. The first chunk has the `id`, if the endpoint sends ids. One chunk, as a
+    rule the first, has the `name`. If no chunk has a name, the joined `arguments` contain the whole call as text.
     """
 
     index: int

@@ -187,7 +187,10 @@ def _tail(text: str, *tokens: str) -> int:
 
 
 def instructions(tools: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
-    """Return instructions for the system prompt of a model that writes calls as text."""
+    """Return instructions for the system prompt of a model that writes calls as text.
+
+    `tools` maps the name of each tool to its description and the JSON Schema of its arguments.
+    """
     lines = "\n".join(
         json.dumps({"type": "function", "function": {"name": name, "description": description, "parameters": schema}})
         for name, (description, schema) in tools.items()

@@ -1,7 +1,8 @@
 """The folders that tools may access, and which of their files are protected.
 
 Guarded files (`is_guarded`) run code later, when the user opens the folder, commits, or starts a shell. The agent
-always asks before it writes a guarded file, even if the user allowed all edits.
+always asks before it writes a guarded file, even if the user allowed all edits, except in the mode
+`bypassPermissions`.
 
 The agent reads files with secrets (`is_secret`) only if the user allows it, because it sends their contents to the
 endpoint of the model. All names in this module are in lower case, because some file systems ignore case.
@@ -73,7 +74,8 @@ _FILES_IF_NEW = frozenset(
 def is_guarded(path: PurePath, *, new: bool = False) -> bool:
     """Return whether the file at `path` may later run code, or instruct an agent.
 
-    `new` is True if the file does not exist yet. For example, the user's next `make` would run a new `Makefile`.
+    `path` is relative to the session's folder. `new` is True if the file does not exist yet. For example, the user's
+    next `make` would run a new `Makefile`.
     """
     parts = [part.lower() for part in path.parts]
     if not parts:
@@ -159,8 +161,8 @@ class ResolvedPath:
 class Boundary:
     """The folders that one session may access.
 
-    The folders can contain files of the agent itself (`own`), such as its configuration with API keys. Access to these
-    files always needs the user's permission.
+    The session may also access `plans`, the folder of the agent's plans. The folders can contain files of the agent
+    itself (`own`), such as its configuration with API keys. These files count as guarded and as secret.
     """
 
     def __init__(

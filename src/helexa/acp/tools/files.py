@@ -272,7 +272,10 @@ class EditFile(_ChangesFile):
     arguments = _EditArguments
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return a diff of the file before and after the edit, for the permission request."""
+        """Return a diff of the file before and after the edit, for the permission request.
+
+        If the file may contain secrets, the diff shows only the arguments `old_text` and `new_text`.
+        """
         target = context.boundary.resolve(arguments["path"])
         if target.secret:
             # Show only the arguments and do not read the file: an error would tell the model, before the user has

@@ -63,7 +63,7 @@ _MAX_IMAGE = 5 << 20
 async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["McpConnection"], list[str]]:
     """Start or connect to all MCP servers concurrently.
 
-    Each server has 20 seconds to start.
+    Each server has 20 seconds to start. The caller must close the returned connections.
 
     Returns:
         The connections, and an error message for each server that could not be started or reached.

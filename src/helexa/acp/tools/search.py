@@ -27,7 +27,7 @@ async def search(request: Search) -> SearchResults:
     """Run a search in a separate process, and return the results.
 
     Raises:
-        ToolError: a pattern is invalid, or the search timed out.
+        ToolError: a pattern is invalid, or the search failed or timed out.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "helexa.acp.tools.search_process"),

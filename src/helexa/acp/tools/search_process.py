@@ -163,7 +163,11 @@ def main() -> None:
 
 
 def find(request: Search) -> SearchResults:
-    """Return the files or lines that match `request`, or an error about its pattern."""
+    """Return the files or lines that match `request`, or an error about its pattern.
+
+    Only the first `_MAX_FILES` files of a folder are considered. Lines are not searched in files that contain NUL bytes
+    or more than `_MAX_FILE_BYTES`.
+    """
     try:
         flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
         expression = re.compile(request.text, flags) if request.text is not None else None

@@ -130,7 +130,8 @@ class Tool(Protocol):
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate the arguments of a call and return them.
 
-        In the result, numbers that were written as text are numbers, and arguments that were null are left out.
+        A built-in tool converts numbers that were written as text, and uses the default of an argument that is missing
+        or null. An MCP tool returns the arguments unchanged.
 
         Raises:
             ToolError: the arguments do not match the schema.
@@ -187,8 +188,8 @@ class Arguments(Struct, forbid_unknown_fields=True):
 class BuiltIn:
     """Base class of built-in tools, which implements most methods of `Tool`.
 
-    Subclasses set the name, the description and the type of the arguments. Subclasses that write files or run commands
-    override `act`.
+    Subclasses set the name, the description and the type of the arguments. Subclasses that write files, run commands or
+    send requests override `act`.
     """
 
     name: str

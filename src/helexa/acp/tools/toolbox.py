@@ -61,8 +61,11 @@ def _progress(tasks: list[dict[str, Any]]) -> str:
 
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
-    """Return the built-in tools and the tools of the session's MCP servers."""
-    # If an MCP server cannot be started or reached within a time limit, its tools are left out.
+    """Start the session's MCP servers; return their tools and the built-in tools.
+
+    A server that cannot be started or reached in time is left out, and named in `Toolbox.warnings`. The caller must
+    close the result.
+    """
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
         from helexa.acp.tools.web import Fetch
@@ -92,7 +95,7 @@ class Toolbox:
         return tuple(tool for name, tool in self._tools.items() if name not in changing)
 
     def find(self, name: str) -> Tool | None:
-        """Return the tool with this name, or None if there is no such tool."""
+        """Return the tool with this name in any permission mode, or None if none exists."""
         return self._tools.get(name)
 
     async def close(self) -> None:

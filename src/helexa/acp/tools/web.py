@@ -68,7 +68,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 async def fetch_page(url: str, allowed: Callable[[Address], bool] = is_public) -> Page:
     """Fetch a web page, following redirects to the same host.
 
-    A redirect to another host raises an error that names the new URL, because the user must permit each host.
+    A redirect to another host raises an error that names the new URL, because the user must permit each host. A
+    response with an error status, such as 404, is returned.
 
     Args:
         allowed: function that returns whether connections to an IP address are allowed.
