@@ -127,7 +127,7 @@ class Attention:
         return self._ops.new_cache(self._kv_heads, pages, self._head_dim)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
-        """Write K and V of all rows to `cache`, and return the outputs (see `Mixer`)."""
+        """Write K and V to `cache` (not with `shares_kv`); return outputs (see `Mixer`)."""
         gated = None
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # one of the shapes in `Ops.rotate_store`
         if self._gated_q is not None:
@@ -148,7 +148,8 @@ class Attention:
 def attend(ops: Ops, queries: Tensor, cache: Tensor, step: Step, kind: AttentionKind, rows: Tensor | None) -> Tensor:
     """Return the attention of `queries` [T, heads, D], or only of the S rows `rows`.
 
-    The keys and values of all T rows must be in `cache`.
+    The keys and values of all T rows must be in `cache`. `rows` must be None or `step.batch.sample_rows`. After
+    `Step.narrow`, `rows` must be None, and `queries` has only the rows `step.batch.sample_rows`.
     """
     if rows is None:
         return (ops.attend_sampled if step.is_narrow else ops.attend)(queries, cache, step.batch, kind)

@@ -55,7 +55,9 @@ class Mixer(Protocol):
     def __call__(self, x: Tensor, cache: Any, step: Step, rows: Tensor | None = None) -> Tensor:
         """Return the outputs for x, [T, H], or [S, H] for only the S rows `rows`.
 
-        T is the number of rows (tokens) of the batch, and H the hidden size. All rows update `cache`.
+        T is the number of rows (tokens) of the batch, and H the hidden size. All rows update `cache`, unless it is the
+        cache of another layer. `rows` must be `step.batch.sample_rows`. After `Step.narrow`, x has only these rows, and
+        `rows` is None.
         """
         ...
 

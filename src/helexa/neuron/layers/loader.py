@@ -76,7 +76,7 @@ class Loader:
             part: rows and columns to read.
 
         Raises:
-            ModelFileError: the tensor is missing, or its shape is not `shape`.
+            ModelFileError: the tensor is missing or cannot be read, or its shape is not `shape`.
         """
         require_shape(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name, index, part)
@@ -110,7 +110,7 @@ class Loader:
         return all(columns.start % block == 0 for columns in inputs.ranges)
 
     def input_shares(self, key: str, total: int) -> Shares:
-        """Return the division of `total` inputs of the matrix `key` among the ranks."""
+        """Return the division of `total` inputs of the matrix `key` (see `input_block`)."""
         if self.ops.ranks.adds_results:
             # Each rank gets whole quantization blocks, so that `adds_results` is True. If a rank would get no block,
             # the ranks divide the inputs in smaller blocks.
@@ -147,7 +147,10 @@ class Loader:
         ranges: Sequence[RowRange] = (),
         columns: RowRange | None = None,
     ) -> Any:
-        """Return matrix `name` [outputs, inputs], or a part of it, for the kernels."""
+        """Return matrix `name` [outputs, inputs], or a part of it, for the kernels.
+
+        `shape` and `index` are as for `weight`. The result is as for `prepared`.
+        """
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         part = part_of(ranges, columns)
@@ -175,12 +178,13 @@ class Loader:
         ranges: Sequence[RowRange] = (),
         columns: RowRange | None = None,
     ) -> Any:
-        """Return a matrix or a part of it, quantized and prepared for the kernels.
+        """Return a matrix or a part of it, prepared for the kernels (see `Ops.matrix`).
 
         Args:
-            key: unique name of the matrix in the model.
+            key: unique name of the matrix in the model, by which the policy chooses a format.
             shape: shape of the whole matrix, [outputs, inputs].
-            read: function that reads the matrix, or the part of it, from the checkpoint.
+            read: function that reads the matrix, or the part of it, from the checkpoint. It is not called if the disk
+                cache has the matrix.
         """
         own_shape, own_key = own_part(shape, ranges, columns), _own_key(key, ranges, columns)
         stored = self._store.get(own_key, own_shape)

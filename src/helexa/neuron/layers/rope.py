@@ -50,7 +50,8 @@ def _type(settings: Mapping[str, Any]) -> Any:
 class Rope:
     """The rotary embedding of a model, or of one type of a model's layers.
 
-    The embedding rotates the first R = `partial_rotary_factor` * `head_dim` numbers of each head.
+    The embedding rotates the first R = `partial_rotary_factor` * `head_dim` numbers of each head. With the type
+    `proportional`, R is `head_dim`, but only this share of the pairs, the first ones, has angles other than 0.
 
     Args:
         settings: result of `rope_settings`. With the key `mrope_section`, positions may have three axes (M-RoPE).

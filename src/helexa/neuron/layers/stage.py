@@ -11,7 +11,7 @@ class HiddenExchange(Protocol):
     """Exchanges hidden states with the other stages, in rank 0 of each stage."""
 
     def receive(self, rows: int, width: int) -> Tensor:
-        """Return the previous stage's hidden states, float32 [rows, width]."""
+        """Wait for the previous stage; return its hidden states, float32 [rows, width]."""
         ...
 
     def send(self, hidden: Tensor, rows: int) -> Tensor:
@@ -50,7 +50,7 @@ class Stage:
         return range(count) if self._layers is None else self._layers
 
     def receive(self, ops: Ops, rows: int, width: int) -> Tensor:
-        """Return the previous stage's hidden states, float32 [rows, width]."""
+        """Call `HiddenExchange.receive` on rank 0, and return the result on all ranks."""
         if self._exchange is None:
             # Only rank 0 has an exchange. `_shared` adds the zeros of this rank to the hidden states of rank 0.
             return _shared(ops, tensors.zeros(rows, width, device=ops.device))

@@ -22,7 +22,8 @@ _VECTOR = 16  # the kernels compute heads in vectors of 16 numbers
 def block_order(grid: Grid, merge: int) -> tuple[Tensor, Tensor]:
     """Return the row and the column of each patch, int64 [patches], block by block.
 
-    A block has `merge` x `merge` patches. The blocks are in row-major order, and so are the patches of each block.
+    A block has `merge` x `merge` patches, and the grid has whole blocks only. The blocks are in row-major order, and so
+    are the patches of each block.
     """
     shape = (grid.rows // merge, merge, grid.columns // merge, merge)
     rows = tensors.arange(grid.rows)[:, None].expand(grid)
@@ -100,9 +101,10 @@ def _bilinear(table: Tensor, side: int, row_taps: _Taps, column_taps: _Taps) -> 
 
 
 def window_order(grid: Grid, size: int) -> tuple[Tensor, list[int]]:
-    """Return the cell numbers window by window, int64 [cells], and the window sizes.
+    """Return the cell numbers window by window, int64 [cells], and cells per window.
 
-    A window has at most `size` x `size` cells. The number of a cell is its index in row-major order.
+    A window has at most `size` x `size` cells. The number of a cell is its index in row-major order. Both results have
+    the windows in row-major order.
     """
     numbers = tensors.arange(grid.size).view(grid)
     windows = [
@@ -225,8 +227,8 @@ class EncoderBlock:
     def __call__(self, hidden: Tensor, delta: Tensor | None, frames: Frames) -> Tensor:
         """Return the feed-forward layer's output for P patches, [P, hidden].
 
-        `hidden`, float32 [P, hidden], is the residual stream. This layer adds the previous layer's output `delta` and
-        its own attention output to `hidden` in place. The next layer adds the returned output.
+        `hidden`, float32 [P, hidden], is the residual stream. This layer adds the previous layer's output `delta` (None
+        in the first layer) and its own attention output to `hidden` in place. The next layer adds the returned output.
         """
         delta = self._attention(self._attention_norm(hidden, delta), frames)
         delta = delta if self._after_attention is None else self._after_attention(delta)

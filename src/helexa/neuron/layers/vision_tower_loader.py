@@ -57,8 +57,8 @@ class TowerLoader:
         """Return a linear layer that concatenates the padded outputs of several weights.
 
         Args:
-            names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs], and the
-                bias `name.bias` is optional.
+            names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs]. The biases
+                `name.bias` are used only if all weights have one.
             padded_inputs: number of inputs. Inputs after the first `inputs` are multiplied by 0.
             order: for each output of a block, the index of its row in the block. Only for weights without a bias.
         """

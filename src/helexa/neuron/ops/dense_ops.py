@@ -141,10 +141,7 @@ class DenseOps(ABC):
 
         The operator takes x [rows, heads, width] and the index `first` of a column, by default 0. For each head, it
         multiplies the K columns from `first` on by the head's matrix, a weight [outputs, K] from `matrix`, and returns
-        [rows, heads, outputs].
-
-        Raises:
-            ModelFileError: the matrices have different quantization formats, and the kernels require one format.
+        [rows, heads, outputs]. Kernels that need matrices of one format raise a ModelFileError if the formats differ.
         """
 
     @abstractmethod
@@ -263,12 +260,10 @@ class DenseOps(ABC):
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Return the columns of all ranks side by side, [T, `shares.total`] (all-gather).
 
-        All ranks must call this method in the same order and with the same T. x has the columns of this rank.
+        All ranks must call this method and `sum_ranks` in the same order and with the same T. x has the columns of this
+        rank.
         """
 
     @abstractmethod
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [rows, hidden] over all ranks, in rank order (all-reduce).
-
-        All ranks must call this method in the same order and with the same number of rows.
-        """
+        """Return the sum of x [rows, hidden] over all ranks, in rank order (see `gather`)."""

@@ -121,10 +121,7 @@ class Clamp:
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change `gate_up` in place, so that `silu(gate) * up` is gpt-oss's activation.
-
-        `gate_up` is [rows, 2 * width], first the gate columns, then the up columns.
-        """
+        """Change `gate_up` in place: `silu(gate) * up` then equals the gpt-oss activation."""
         # The caller can then use the usual activation `silu(gate) * up`. With gate' = alpha * gate and up' =
         # (up + 1) / alpha, silu(gate') * up' equals gate * sigmoid(alpha * gate) * (up + 1).
         gate, up = gate_up.chunk(2, dim=-1)

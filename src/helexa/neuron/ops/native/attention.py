@@ -156,7 +156,7 @@ class PagedAttention:
     """Attention over the pages of KV caches, which are uint8 [pages, kv_heads, bytes].
 
     Args:
-        kv_bits: bits of each number in the KV caches: 16 or 8.
+        kv_bits: bits of each number in the KV caches, 16 or 8. Caches without values always have 16.
     """
 
     def __init__(self, launcher: Launcher, kv_bits: int) -> None:
@@ -198,9 +198,9 @@ class PagedAttention:
         return {"narrow": self._kv_bits == 8 and not keys_only, "keys_only": keys_only}
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, sampled: bool) -> Tensor:
-        """Return attention, for the batch of the last `lay` (see `Ops.attend`).
+        """Return the result of `Ops.attend`, or of `Ops.attend_sampled` if `sampled`.
 
-        With `sampled`, queries and result have only the rows `batch.sample_rows` (see `Ops.attend_sampled`).
+        `batch` must be the batch of the last call of `lay`.
         """
         assert batch is self._batch, "attention for another batch than that of the running `NativeOps.run`"
         (rows, heads, dim), cached_heads = queries.shape, cache.shape[1]

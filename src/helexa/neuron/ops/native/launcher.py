@@ -48,10 +48,7 @@ class Launcher:
         return self._workspace.take(blocks * BLOCK_BYTES, dtype=tensors.uint8)
 
     def launch(self, kernel: str, waits: bool = True, /, **arguments: Argument) -> None:
-        """Run a kernel, or record the call during a capture.
-
-        For `waits`, see `KernelLibrary.instruction`.
-        """
+        """Run a kernel (see `KernelLibrary.instruction`), or record it during a capture."""
         self._graphs.launch(kernel, waits, arguments)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
@@ -103,10 +100,7 @@ class Launcher:
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the rows of x with the indexes `rows` (see `Ops.choose_rows`).
-
-        If x is bfloat16, `out` has no effect.
-        """
+        """Return x's rows `rows` (see `Ops.choose_rows`); a bfloat16 x does not use `out`."""
         if x.dtype == tensors.bfloat16:
             return self.choose_rows(x.view(tensors.float32), rows).view(tensors.bfloat16)
         count, width = rows.shape[0], x.shape[1]

@@ -76,7 +76,7 @@ class NativeOps(Ops):
     Args:
         threads: number of threads that run kernels.
         kv_bits: bits of each number in the KV cache: 16 for bfloat16, or 8 for 8-bit numbers with one scale per token
-            and head. 8-bit keys are differences from the first key of their page.
+            and head. 8-bit keys are differences from the first key of their page. Caches without values have 16 bits.
         x_bits: bits to which products with quantized weights round activations: 16, 8, or MIXED for 8 bits, with 16
             bits for outliers.
     """

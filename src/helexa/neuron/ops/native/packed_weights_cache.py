@@ -255,7 +255,7 @@ class MappedWeights:
         self._used = [*used, (end, len(self.data))]
 
     def populate(self) -> None:
-        """Read the file, if it is not in the page cache, and fill the page table."""
+        """Read all parts that `leave` has not excluded, and fill the page table."""
         for start, end in self._used:
             for at in range(start // mmap.PAGESIZE * mmap.PAGESIZE, end, _PART):
                 size = min(_PART, end - at)

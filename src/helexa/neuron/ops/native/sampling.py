@@ -12,10 +12,7 @@ from helexa.neuron.tensors import Tensor
 def sample(
     launcher: Launcher, logits: Tensor, sampling: Sampling, last: Tensor | None, masks: Masks | None = None
 ) -> Tensor:
-    """Sample a token (int64) for each row, or for each row in `masks`, in its order.
-
-    For the two cases, see `Ops.sample` and `Ops.sample_masked`.
-    """
+    """Sample a token (int64) for each row, or for each row in `masks`, in its order."""
     adjustments, count = sampling.adjustments, logits.shape[0] if masks is None else len(masks)
     adjusted = len(adjustments.tokens) > 0
     # `out` does not belong to the workspace, because the graph of the next step, which overwrites the workspace,

@@ -51,7 +51,8 @@ class GpuOps(Ops):
 
     Args:
         kv_bits: 8 for an 8-bit KV cache. For other values, and if plain torch computes the attention of prompts (see
-            `Ops.copies_pages`), the numbers in the cache have the dtype `dtype`.
+            `Ops.copies_pages`), the numbers in the cache have the dtype `dtype`. So do the numbers in a cache without
+            values, or of heads that are too wide for the Triton kernels.
         gpu: properties of the GPU for which tile shapes are selected; None to use the properties of `device`.
     """
 
