@@ -87,7 +87,7 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open the checkpoint at `path`.
+    """Open the checkpoint at `path`, which the caller must close.
 
     Args:
         path: a GGUF file (the first file of a split model), a folder with `config.json` and `*.safetensors`, or a

@@ -118,7 +118,8 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the text model's part of the configuration in a model file.
 
     The keys of a nested `text_config` are moved to the top level and override keys of `config`. The suffix `_text` is
-    removed from `model_type`.
+    removed from `model_type`. The result has no configurations of other modalities, and no `tie_word_embeddings` if
+    the values in `config` and `text_config` differ.
 
     Raises:
         ModelFileError: `text_config` is not an object.
@@ -231,6 +232,7 @@ class TensorFile:
 
         Raises:
             ModelFileError: the file cannot be read or has changed since its header was read.
+            IndexError: the matrix does not have all rows of `part`.
         """
         import numpy as np
 

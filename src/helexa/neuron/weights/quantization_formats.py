@@ -120,6 +120,8 @@ def has_more_bits(text: str) -> bool:
 def share_left(text: str) -> float:
     """Return the approximate size of quantized weights, relative to 16-bit weights.
 
+    The size for `auto` is the size for q4k. The size for all names in `PLAIN` is 1.
+
     Raises:
         HelexaError: `text` is not the name of a quantization.
     """
@@ -129,7 +131,7 @@ def share_left(text: str) -> float:
 
 
 def is_quant(text: str) -> bool:
-    """Return whether `text` is a quantization's name or alias, in any case."""
+    """Return whether `text` is a quantization's name or alias, as for `quant_named`."""
     return _find_name(text) is not None
 
 
@@ -176,7 +178,10 @@ class QuantPolicy:
         return QUANT_FORMATS[chosen]
 
     def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Return the size of weights in memory, in bytes; `shapes` has shapes by name."""
+        """Return the size of weights in memory, in bytes; `shapes` has shapes by name.
+
+        Weights that this policy does not quantize count as bfloat16.
+        """
         total = 0.0
         for name, shape in shapes.items():
             count = 1
@@ -193,7 +198,9 @@ class QuantPolicy:
 
 
 def automatic(shapes: Mapping[str, tuple[int, ...]], layers: int, file_bytes: int, free_bytes: int) -> str:
-    """Return the quantization for `auto`: the most precise one that fits.
+    """Return the quantization for `auto`: bf16, q8_0, q6k or q4k.
+
+    The result is the most precise one whose weights take at most half of `free_bytes`, or q4k if none does.
 
     Args:
         shapes: shapes of the checkpoint's tensors by name.

@@ -100,7 +100,10 @@ class GroupwiseTensor:
         return self.each(lambda tensor: tensor[indices])
 
     def columns(self, numbers: NDArray[np.int64]) -> "Weight":
-        """Return a matrix with the columns `numbers`, quantized only if no unit is split."""
+        """Return a matrix with the columns `numbers`, quantized if possible, else float32.
+
+        A quantized result is possible if all columns that share a unit (see `GroupScale`) stay together, in order.
+        """
         units = min(scales.unit.shape[1] for scales in (self.scale, self.minimum) if scales is not None)
         blocks = block_numbers(numbers, self.shape[1] // units)
         # `numbers` lacks some of the columns that share a unit (see `GroupScale`), or lists them in another order. A
@@ -114,7 +117,7 @@ class GroupwiseTensor:
         return self.each(lambda tensor: tensors.empty((rows, tensor.shape[1]), dtype=tensor.dtype, device="meta"))
 
     def to(self, device: Device) -> "GroupwiseTensor":
-        """Return a copy of the matrix on `device`."""
+        """Return the matrix on `device`, except for `codebook`, which is not moved."""
         moved = self.each(lambda tensor: tensor.to(device))
         return moved if self.table is None else replace(moved, table=self.table.to(device))
 

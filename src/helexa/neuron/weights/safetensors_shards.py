@@ -100,7 +100,9 @@ class FileTensor:
 
 
 def file_tensors(folder: Path) -> dict[str, FileTensor]:
-    """Return the tensors of all safetensors files in `folder`, by name.
+    """Return the tensors of the safetensors model in `folder`, by name.
+
+    The model is `model.safetensors`, else the tensors that the index lists, else the only `.safetensors` file.
 
     Raises:
         ModelFileError: a file is missing or invalid.

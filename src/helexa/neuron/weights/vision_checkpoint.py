@@ -57,9 +57,9 @@ class VisionCheckpoint(StoredTensors):
 
 
 def open_vision_checkpoint(model: Path, mmproj: Path | None = None) -> VisionCheckpoint | None:
-    """Open the vision part of a model; return None if the model has none.
+    """Open the vision part of a model, which the caller must close, or return None.
 
-    For the arguments and errors, see `read_vision_config`.
+    For the arguments, errors and the result None, see `read_vision_config`.
     """
     settings = read_vision_config(model, mmproj)
     if settings is None:

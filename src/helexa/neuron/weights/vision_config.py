@@ -115,7 +115,7 @@ class VisionConfig(NamedTuple):
 def has_vision(model: Path, mmproj: Path | None = None) -> bool:
     """Return whether the model seems to have a vision part.
 
-    The vision part is not validated. For the arguments, see `read_vision_config`.
+    The vision part is not validated. With `mmproj`, the result is True. For the arguments, see `read_vision_config`.
     """
     if mmproj is not None:
         return True
@@ -135,12 +135,14 @@ def _has_known_vision(config: Mapping[str, Any]) -> bool:
 def read_vision_config(model: Path, mmproj: Path | None = None) -> VisionConfig | None:
     """Return the configuration of a model's vision part; None if there is none.
 
+    The result is also None if safetensors files have a vision part of an unsupported architecture.
+
     Args:
         model: folder with safetensors files, GGUF file, or folder with one GGUF model.
         mmproj: GGUF file with the vision tower of a GGUF model. None to look for it beside the model.
 
     Raises:
-        ModelFileError: a file is invalid, or the architecture is not supported.
+        ModelFileError: a file is invalid, or the projector of the GGUF file is not supported.
     """
     if mmproj is None and model.is_dir() and any(model.glob("*.safetensors")):
         return _from_folder(model)

@@ -67,7 +67,7 @@ class GgufCheckpoint:
         self.close()
 
     def names(self) -> list[str]:
-        """Return the Hugging Face names of the tensors, in the order of the file."""
+        """Return the tensors' names, in the order of the file (see `Checkpoint.names`)."""
         return list(self._tensors)
 
     def stored_name(self, name: str) -> str:

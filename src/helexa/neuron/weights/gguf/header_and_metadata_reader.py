@@ -51,6 +51,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 class StringArray(Sequence[str]):  # noqa: PLW1641  # like a list, it has no hash
     """An array of strings in a header, decoded when they are read.
 
+    Indexing and iteration decode all strings. Decoding raises a ModelFileError if a string is not valid UTF-8.
+
     Args:
         data: the strings, each after its length in 8 bytes.
         ends: for each string, the position in `data` after its last byte.

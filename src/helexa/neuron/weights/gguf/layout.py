@@ -302,7 +302,7 @@ class GgufLayout:
         self._value_heads = _ValueHeads(config) if architecture in _ROUND_ROBIN_HEADS else None
 
     def shape(self, name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of tensor `name`, whose shape in the file is `stored`."""
+        """Return tensor `name`'s Hugging Face shape; `stored` is its shape in the file."""
         if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(stored) == 2:
             return (stored[0], 1, stored[1])
         if len(stored) == 2 and _FLAT.search(name):
@@ -396,7 +396,10 @@ class _ValueHeads:
 
 
 def halves(name: str, count: int, heads: int) -> NDArray[np.int64]:
-    """Return row numbers that undo GGUF's interleaving of the halves of each head."""
+    """Return row numbers that undo GGUF's interleaving of the halves of each head.
+
+    `count` is the number of rows of the tensor `name`. A ModelFileError is raised if `count` does not fit `heads`.
+    """
     if count % (2 * heads):
         raise ModelFileError(f"tensor {name} has {count} rows, which do not divide into {heads} heads of an even width")
     # GGUF stores the 2h rows of a head as (0, h, 1, h + 1, ..).

@@ -41,7 +41,8 @@ class _Projector(NamedTuple):
 def mmproj_beside(model: Path) -> Path | None:
     """Return the `mmproj` file beside a GGUF model that fits the model, or None.
 
-    A file with the name of the model is preferred, then a file with 16-bit weights.
+    A file fits unless the header states another width of embeddings than the model has. A file with the name of the
+    model is preferred, then a file with 16-bit weights.
     """
     folder = model if model.is_dir() else model.parent
     files = sorted(path for path in folder.glob("*.gguf") if is_mmproj(path.name) and path != model)

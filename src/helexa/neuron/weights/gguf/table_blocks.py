@@ -91,7 +91,7 @@ Table = NDArray[np.int8]
 
 @tensors.cached()
 def codebook(kind: GgmlType) -> Tensor:
-    """Return the table (codebook) of type `kind`: 256 to 2048 integers.
+    """Return the codebook of type `kind`, a key of `_BOOKS`: 256 to 2048 integers.
 
     An entry holds the codes of adjacent weights, one code per byte, with the first code in the lowest byte. Entries are
     int64 for eight codes and int32 for four codes.

@@ -51,7 +51,10 @@ class Metadata:
         return value
 
     def integers(self, key: str, layers: int, default: int | None = None) -> list[int]:
-        """Return the integer at `key` for each of the first `layers` layers, at least 0."""
+        """Return the integer at `key` for each of the first `layers` layers, at least 0.
+
+        One integer in the file is the value of all layers, and so is `default` for a missing key.
+        """
         value = self._value(key, default)
         # The value is a list, or one integer for all layers.
         values = value[:layers] if isinstance(value, list) else [value] * layers
