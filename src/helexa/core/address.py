@@ -40,7 +40,7 @@ def base_url(text: str) -> str:
     """Check that `text` is an http(s) URL, and return it without a final slash.
 
     Raises:
-        ValueError: the text is not a valid URL, or contains credentials.
+        ValueError: the text is not a valid URL, or contains credentials, a query or a fragment.
     """
     if "@" in text:  # the message omits the text, which may contain a password
         raise ValueError("the URL contains a user name or password; leave them out")
@@ -107,7 +107,10 @@ ApiUrl = Annotated[str, AfterValidator(base_url), AfterValidator(without_api_pat
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address `host`."""
+    """Return whether only this machine can reach the address `host`.
+
+    Names are not resolved: the only loopback name is `localhost`.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -109,7 +109,8 @@ def log_unknown_variables(
 ) -> None:
     """Log the variables that begin with `prefix` but match no configuration key.
 
-    If a variable looks like a misspelled key, the log level is warning, else info.
+    If some of the variables look like misspelled keys, only these are listed in a warning. Otherwise, all are listed at
+    the level info. A line lists at most eight names, and counts the other variables.
 
     Args:
         short: path of a configuration key for each additional variable name.

@@ -96,8 +96,9 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG s
 def image_tokens(url: str, detail: str | None = None) -> int:
     """Return the estimated number of tokens of the image with the URL `url`.
 
-    The estimate for an http(s) URL or a damaged file is `TYPICAL_TOKENS`. `detail` is the field `detail` of the
-    image in the request, or None if it is not set.
+    The estimate for an http(s) URL or a file whose size cannot be read is `TYPICAL_TOKENS`. `detail` is the field
+    `detail` of the image in the request, or None if it is not set. If it is `low`, the result is at most
+    `LOW_DETAIL_TOKENS`.
     """
     size = _size(_head(url))
     tokens = TYPICAL_TOKENS

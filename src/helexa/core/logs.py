@@ -80,7 +80,11 @@ def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> No
 
 
 def quoted(value: object) -> str:
-    """Return a field's value as text, in quotes if it has spaces, quotes, `=` or `;`."""
+    """Return a field's value as text, in quotes if it has spaces, quotes, `=` or `;`.
+
+    A text that is empty, or has non-ASCII or other signs than `_./:%@+,()[]~#*?&-`, is quoted, too. An exception without
+    a message becomes the name of its class.
+    """
     text = str(value)
     if not text and isinstance(value, BaseException):  # for example a TimeoutError
         text = type(value).__name__
@@ -135,8 +139,9 @@ def one_line(text: str) -> str:
 class LogLines(logging.Handler):
     """Logging handler that keeps the newest `MAX_LINES` lines, without secrets.
 
-    Configured secrets, and texts that look like a key, a password or a token, are replaced by `[hidden]`. The gateway
-    writes no secrets to its log, but a line may quote a URL or an error message of another program.
+    The secrets that `secrets()` returns, if they have 8 or more characters, and texts that look like a key, a password
+    or a token, are replaced by `[hidden]`. The gateway writes no secrets to its log, but a line may quote a URL or an
+    error message of another program.
     """
 
     def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
@@ -175,7 +180,7 @@ class LogLines(logging.Handler):
         return json.dumps(line).encode()
 
     def since(self, number: int) -> list[bytes]:
-        """Return the lines from the line `number` on as JSON, oldest first."""
+        """Return the lines from the line `number` on that are kept, as JSON, oldest first."""
         self.acquire()
         try:
             new = min(self._count - number, len(self._lines))

@@ -207,7 +207,7 @@ class ModelLoad(Record):
     tok_s_decode: float = 0.0
 
     def prefix_tiers(self) -> dict[str, tuple[int, int]]:
-        """Return for each cache tier how many prompts and tokens were found there."""
+        """Return for the tiers `memory` and `disk` how many prompts and tokens were found."""
         prompts, tokens = self.disk_prompts_total, self.disk_prompt_tokens_total
         memory = max(self.cached_prompts_total - prompts, 0), max(self.cached_prompt_tokens_total - tokens, 0)
         return {"memory": memory, "disk": (prompts, tokens)}

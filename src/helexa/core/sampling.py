@@ -66,8 +66,8 @@ class NumericSampling(RecommendedSampling):
 class Sampling(NumericSampling):
     """Sampling options of a request.
 
-    If an option is None, the value in the model's `generation_config.json` is used. If the file has no value, the
-    option is off.
+    If an option is None, the operator's value for the model is used, or else the value in the model's files. If neither
+    exists, the temperature is 0.7, and other options are off.
 
     Attributes:
         max_tokens: Maximum number of tokens of an answer. Default: the rest of the context, or a server's own limit.

@@ -44,7 +44,7 @@ _state = _State()
 
 
 def configure(service: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Switch tracing on, if one of the endpoint variables is set.
+    """Switch tracing on, if an endpoint variable is set, but not `OTEL_SDK_DISABLED`.
 
     `service` is the default of `OTEL_SERVICE_NAME`.
 
@@ -72,7 +72,7 @@ def configure(service: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def shut_down() -> None:
-    """Export the finished spans within `_FLUSH_SECS` seconds and switch tracing off."""
+    """Switch tracing off; wait at most `_FLUSH_SECS` seconds for the export of spans."""
     if _state.provider is not None:
         thread = threading.Thread(target=_state.provider.shutdown, daemon=True)
         thread.start()
@@ -83,7 +83,8 @@ def shut_down() -> None:
 def server_span(name: str, headers: Headers = ()) -> "Span | None":
     """Begin and return the span of a received request. Return None without tracing.
 
-    If `headers` contain a trace context (`traceparent`), the span continues this trace.
+    If `headers` contain a trace context (`traceparent`), the span continues this trace. The caller must end the span
+    with `end_server_span`.
     """
     if _state.tracer is None:
         return None
@@ -100,8 +101,8 @@ def client_span(
 ) -> AbstractContextManager[list[tuple[bytes, bytes]]]:
     """Return a context manager that measures a request to another server.
 
-    The context manager yields the headers with which the other server continues the trace. Without tracing, it yields
-    no headers.
+    The context manager yields the headers with which the other server continues the trace. Without tracing or without
+    `parent`, it yields no headers.
     """
     return (
         nullcontext([])

@@ -38,8 +38,10 @@ def build() -> Build:
 
 @cache
 def build_identity() -> dict[str, Any]:
-    """Return version, git commit and build time as JSON members of `GET /version`."""
-    # The first call runs git if helexa runs from a git checkout. Later calls return the same result.
+    """Return version, git commit and build time as JSON members of `GET /version`.
+
+    The first call runs git if helexa runs from a git checkout. Later calls return the same result.
+    """
     sha, dirty = _commit()
     return {
         "package_version": __version__,

@@ -99,7 +99,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """Variables for the chat template.
+        """Variables for the chat template, without the field `enable_thinking`.
 
         Values in `chat_template_kwargs` override values of the request's other fields.
         """
@@ -200,7 +200,7 @@ def _function_name(tool: Any) -> str | None:
 
 
 def tools_for_template(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools of a chat request without null fields."""
+    """Return function tools without null fields of the functions, with `parameters`."""
     # Missing `parameters` are added, because chat templates expect them.
     return [_for_template(tool) for tool in tools]
 
@@ -329,8 +329,8 @@ class ChatChunkChoice(TypedDict):
 class ChatChunk(TypedDict):
     """One event (chunk) of a streaming response to a chat request.
 
-    With `stream_options.include_usage`, the last event has `usage` and no choices. In all other events, `usage` is
-    null.
+    With `stream_options.include_usage`, the last event has `usage` and no choices, and in the events before it, `usage`
+    is null.
     """
 
     id: str

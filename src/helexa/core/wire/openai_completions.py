@@ -136,8 +136,8 @@ class CompletionChoice(TypedDict):
 class Completion(TypedDict):
     """The body of a text completion's response, or one event of its stream.
 
-    With `stream_options.include_usage`, the last event has `usage` and no choices. In all other events, `usage` is
-    null.
+    With `stream_options.include_usage`, the last event has `usage` and no choices, and in the events before it, `usage`
+    is null.
     """
 
     id: str

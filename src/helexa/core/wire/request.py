@@ -279,7 +279,10 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     @property
     def output_limit(self) -> int | None:
-        """Maximum number of tokens of each completion, or None if the request sets none."""
+        """Maximum number of tokens of each completion, or None if the request sets none.
+
+        `max_completion_tokens` takes precedence over `max_tokens`. -1 counts as not set.
+        """
         limits = (self.max_completion_tokens, self.max_tokens)
         return next((limit for limit in limits if limit not in (None, NO_LIMIT)), None)
 

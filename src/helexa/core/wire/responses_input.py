@@ -112,7 +112,10 @@ class HostedCall:
 
 
 def hosted_call(kind: str, item: Mapping[str, Any]) -> HostedCall | None:
-    """Return the call or output in a hosted tool's item; None if the item is dropped."""
+    """Return the call or output in a hosted tool's item; None if the item is dropped.
+
+    `kind`, the type of the item, must be in `HOSTED_ITEMS`.
+    """
     if kind in _DROPPED:
         return None
     if kind in _OUTPUTS:
@@ -379,7 +382,8 @@ _items = msgspec.json.Decoder(list[_Reference])
 def referenced_response(previous: Any, input: msgspec.Raw) -> str | None:
     """Return the id of the stored response that a request refers to.
 
-    Return None if the request refers to no stored response.
+    Return None if the request refers to no stored response. If a list `input` cannot be decoded, return an id that no
+    response has.
 
     Args:
         previous: the field `previous_response_id`.

@@ -322,7 +322,10 @@ class CustomCallItem(CallItem):
 
 
 class ResponseOutput:
-    """Builds the output items of a Responses API response one by one."""
+    """Builds the output items of a Responses API response one by one.
+
+    A method that begins an item first completes the previous item, and also returns the events that end it.
+    """
 
     def __init__(
         self, stem: str, namespaced: Mapping[str, tuple[str, str]], custom: Collection[str] = frozenset()
@@ -356,7 +359,10 @@ class ResponseOutput:
         return self._open(kind(self._stem, self._next, call_id, own_name, namespace))
 
     def add_arguments(self, arguments: str) -> list[Event]:
-        """Add arguments to the current tool call, and return the stream events."""
+        """Add arguments to the current tool call, and return the stream events.
+
+        Call `begin_call` first. For a custom tool, there are no events until the call ends.
+        """
         assert isinstance(self._item, CallItem)
         event = self._item.add(arguments)
         return [] if isinstance(self._item, CustomCallItem) else [event]

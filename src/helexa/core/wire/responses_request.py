@@ -125,7 +125,7 @@ def _normalized(function: Tool) -> Tool:
 
 
 def chat_tools(tools: Sequence[Tool] | None, allowed: Allowed | None = None) -> list[Tool]:
-    """Convert function tools of a Responses API request to the tools of a chat.
+    """Convert function and custom tools of a Responses API request to a chat's tools.
 
     If `allowed` is not None, return only these functions.
 
@@ -243,7 +243,10 @@ class ResponsesRequest(GenerationRequest):
     prompt_cache_key: str | None = Field(None, max_length=512)
 
     def reject_unsupported(self) -> None:
-        """Raise ApiError 400 for a parameter that only OpenAI's servers support."""
+        """Raise ApiError 400 for a parameter that only OpenAI's servers support.
+
+        The method `chat` checks all other parameters.
+        """
         if self.n not in (None, 1):
             raise unsupported_parameter("n", f"'n' must be 1, not {self.n}, because a response has one answer")
         for name in _LIMITS:
@@ -297,7 +300,8 @@ class ResponsesRequest(GenerationRequest):
     def offered(self) -> list[Tool]:
         """The tools in the field `tools`, and in input items that add tools.
 
-        A later definition of a function in an item replaces an earlier one.
+        A later definition of a function in an item replaces an earlier one. A malformed tool may raise an `ApiError`,
+        also in `namespaced` and `custom`.
         """
         later: dict[tuple[str | None, str], Tool] = {}
         for index, item in enumerate(self.input):

@@ -16,6 +16,8 @@ from helexa.core.wire.responses_request import ResponsesRequest
 class ResponseWriter:
     """Writes one response of OpenAI's Responses API.
 
+    The stream events are numbered in the order of the method calls that return them, so send them in this order.
+
     Args:
         stored: True if the response is stored.
         stem: string that the ids of the response and of all its items contain; random by default.

@@ -52,7 +52,10 @@ class TokenizeRequest(WireRequest):
         return (self.chat_template_kwargs or {}).get("enable_thinking") is True
 
     def reject_unsupported(self) -> None:
-        """Reject unsupported parameters. Require either `prompt` or `messages`."""
+        """Reject unsupported parameters. Require either `prompt` or `messages`.
+
+        If `continue_final_message` is true and `add_generation_prompt` is not set, set the latter to False.
+        """
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required; send a text or a chat")
         if self.continue_final_message and self.add_generation_prompt:
@@ -182,7 +185,7 @@ def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
 def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     """Return the first `dimensions` numbers of an embedding, normalized to length 1.
 
-    If `dimensions` is None, return `vector`.
+    If `dimensions` is None or the length of `vector`, return `vector` unchanged.
 
     Raises:
         ApiError: 400 `invalid_request_body`: the embedding has fewer numbers.

@@ -42,7 +42,7 @@ class CacheMiss(TypedDict):
 
 
 class Usage(TypedDict):
-    """OpenAI's `usage` object of a response. Details with counts of 0 are absent."""
+    """OpenAI's `usage` object of a response. Details with only counts of 0 are absent."""
 
     prompt_tokens: int
     completion_tokens: int
