@@ -133,6 +133,7 @@ class EngineClient:
         """Start an engine process and wait until its model is loaded.
 
         Args:
+            on_exit: called with the reason if the engine ends unexpectedly after the load.
             load_seconds: seconds without progress after which a loading engine counts as hung and is killed.
             step_seconds: seconds without progress after which a working engine counts as hung and is killed. In steps
                 whose duration the engine can predict, the limit is usually shorter (see `HangDetector`).
@@ -211,7 +212,7 @@ class EngineClient:
         """Return a stream of the tokens that the model generates after `prompt`.
 
         The request is sent when the stream is first awaited. `TokenStream` describes the argument `wake_at`. The
-        message `Generate` describes the other arguments.
+        message `Generate` describes the other arguments. If the engine does not run, the call raises `ApiError` (503).
         """
         self._require_alive()
         message = Generate(
@@ -236,7 +237,8 @@ class EngineClient:
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
         """Return the embedding of `prompt`, or an `Embedding` with an error.
 
-        The message `Embed` describes the arguments. If the calling task is canceled, the engine drops the request.
+        The message `Embed` describes the arguments. If the calling task is canceled, the engine drops the request. If
+        the engine is not running, the method raises an `ApiError` (503).
         """
         self._require_alive()
         message = Embed(id=next(self._ids), prompt=prompt, pooling=pooling, salt=salt)
@@ -248,6 +250,7 @@ class EngineClient:
         """Let the engine forget all cached prefixes, and wait until they are forgotten.
 
         Raises:
+            ApiError: status 503: the engine is not running.
             TimeoutError: the engine has not forgotten them within a minute, for example because of a long step.
         """
         self._require_alive()

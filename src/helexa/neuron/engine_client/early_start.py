@@ -71,7 +71,7 @@ class _Early:
 
 
 def start_early() -> None:
-    """Start this program's first engine process, before one is needed."""
+    """Start this program's first engine process early; may raise `OSError`."""
     _Early.process = EngineProcess(COMMAND)
     atexit.register(_end_early)
 

@@ -65,7 +65,7 @@ class MemoryGrants:
     def grant(self, pid: int, request: MemoryRequest, least_pages: int = 0) -> MemoryGrant:
         """Decide how much memory the engine process `pid` may use.
 
-        The new grant replaces an earlier grant to the same engine.
+        An earlier grant to the same engine ends, even if the method raises an error.
 
         Args:
             least_pages: minimum number of KV pages. If fewer fit in the free memory, the method raises an error.
@@ -118,7 +118,7 @@ class MemoryGrants:
         return max(min(available, limit - self._promised(device)) if limit else available, 0)
 
     def granted(self, pid: int) -> int:
-        """Return the bytes that the engine process `pid` was granted."""
+        """Return the bytes that the engine process `pid` was granted; 0 if none."""
         holding = self._holdings.get(pid)
         return 0 if holding is None else holding.promised
 

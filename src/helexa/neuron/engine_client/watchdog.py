@@ -115,7 +115,10 @@ class IdleTime:
         self._before = None
 
     def since_last_call(self, seconds: float) -> float:
-        """Return for how many of the last `seconds` the process slept; 0 if unknown."""
+        """Return for how many of the last `seconds` the process slept; 0 if unknown.
+
+        `seconds` is the time since the last call. The first call returns 0.
+        """
         before, self._before = self._before, {}
         busy = 0.0
         try:

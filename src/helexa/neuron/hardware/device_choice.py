@@ -89,8 +89,8 @@ def _free(device: "Device", free_bytes: Mapping[int, int]) -> int:
 def default_device() -> str:
     """Return torch's name of the default device: a CUDA device or `cpu`.
 
-    The default is the CUDA device with the most memory. It is `cpu` if there is no CUDA device, or if torch is not
-    installed or is a CPU build. If NVIDIA's driver is installed but does not work, the result is `cuda:0`.
+    The default is the CUDA device with the most memory. It is `cpu` if torch is not installed or is a CPU build.
+    Otherwise, without a CUDA device, it is `cuda:0` if NVIDIA's driver is installed but does not work, else `cpu`.
     """
     from helexa.neuron.hardware.machine_description import (  # slow; private engines do not need it
         discover,

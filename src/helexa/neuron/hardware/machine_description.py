@@ -62,7 +62,8 @@ def _torch_facts() -> dict[str, str]:
 def discover() -> Discovery:
     """Return this machine's CPUs, devices and versions, determined once per process.
 
-    The caller sets the fields `max_prompt_tokens` and `max_tensor_parallel`, which depend on the configuration.
+    All calls return the same object. The caller sets the fields that depend on the configuration, such as
+    `max_prompt_tokens`, in a copy.
     """
     nvml = accelerators()
     nodes = [NumaNode(node=node.number, cpus=len(node.cpus), memory_total_mb=node.memory_mb) for node in numa_nodes()]

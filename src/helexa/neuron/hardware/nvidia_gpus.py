@@ -109,7 +109,11 @@ class Accelerators:
 
 @cache
 def accelerators() -> Accelerators:
-    """Return the NVIDIA devices that engines can use, or why no device is usable."""
+    """Return the NVIDIA devices that engines can use, or why no device is usable.
+
+    The result has neither if no driver is loaded, `nvidia-ml-py` is missing, or `CUDA_VISIBLE_DEVICES` hides all
+    devices.
+    """
     results: list[Accelerators] = []
     # A separate thread makes the calls, because a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
@@ -146,7 +150,7 @@ def _find() -> Accelerators:
 
 
 def device_health() -> "list[DeviceHealth]":
-    """Return memory use, utilization and temperature of each visible device.
+    """Return memory use, utilization and temperature of visible devices that respond.
 
     The call may block if the driver is busy.
     """

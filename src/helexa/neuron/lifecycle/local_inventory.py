@@ -77,10 +77,7 @@ class LocalInventory:
         return self._list.revision
 
     async def current(self) -> LocalModels:
-        """Return the models on this node; the previous list if the check fails.
-
-        Properties that an inspection has not yet determined, such as the memory, are missing.
-        """
+        """Return the models on this node; the previous list if the check fails."""
         async with self._lock:
             if self._checked_at is None or time.monotonic() - self._checked_at > FRESH_SECONDS:
                 await self._check()

@@ -85,7 +85,8 @@ class FileThreads:
 def try_lock(descriptor: int) -> bool:
     """Take an exclusive lock on a file; return False if another process has a lock.
 
-    Return True on file systems that do not support locks. On NFS, the descriptor must be writable.
+    The lock ends when `descriptor` is closed. Return True on file systems that do not support locks. On NFS, the
+    descriptor must be writable.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

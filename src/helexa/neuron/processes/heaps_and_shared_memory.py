@@ -45,7 +45,7 @@ def use_one_heap() -> None:
 
 
 def trim_heaps() -> None:
-    """Return freed memory to the operating system. Takes a few milliseconds."""
+    """Collect Python's garbage; return freed memory to the system. May take 20 ms."""
     # The function also runs Python's garbage collector. The collector's own schedule counts objects, not bytes, so a
     # large vocabulary in a reference cycle might otherwise stay in memory for days.
     gc.collect()

@@ -87,5 +87,5 @@ def step_of(expected_seconds: float) -> Iterator[None]:
 
 
 def kernel_count_address() -> int:
-    """Return the address of the int64 counter that native kernels increment."""
+    """Return the address of the native kernels' counter (int64), which `attach` moves."""
     return ctypes.addressof(_Engine.counts) + ctypes.sizeof(ctypes.c_int64)

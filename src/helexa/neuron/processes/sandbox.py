@@ -44,7 +44,7 @@ class ProcessPool:
         _POOLS.add(self)
 
     def take(self) -> "_Process":
-        """Return an idle process, or else a new process.
+        """Return an idle or new process, to pass to `give_back` or `end` afterwards.
 
         Raises:
             SandboxError: the program is exiting.
@@ -153,6 +153,7 @@ class Sandbox:
         Raises:
             LimitExceeded: the request exceeded a limit.
             SandboxError: the process ended for another reason, or does not respond.
+            OSError: no process can start.
         """
         with self._permits:
             process = self._pool.take()

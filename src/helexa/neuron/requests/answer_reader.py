@@ -140,7 +140,10 @@ class AnswerReader:
         return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
 
     def read(self, output: TokenOutput) -> list[OutputEvent]:
-        """Process the next tokens from the engine and return the new output events."""
+        """Process the next tokens from the engine and return the new output events.
+
+        Tokens after the one that sets `stopped` or `over_budget` are dropped.
+        """
         tokens = output.tokens
         self.tokens += len(tokens)
         if self._scores_missing:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 async def embedded(
     model: ServedModel, inputs: Sequence[str | list[int]], principal: str, encode: Callable[[list[float]], T]
 ) -> tuple[list[T], int]:
-    """Return the embedding of each text, and the number of tokens of all texts.
+    """Return the embedding of each text in order, and the total number of tokens.
 
     Args:
         inputs: texts, or lists of token ids.

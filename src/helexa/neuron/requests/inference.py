@@ -57,7 +57,7 @@ async def converse(
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Return an iterator over the output events of a conversation's answers.
 
-    The events are independent of the API format.
+    The events are independent of the API format. `run` describes the iterator and its errors.
 
     Args:
         thinks: whether the model reasons if the request does not set this; None to use the chat template's default.
@@ -65,8 +65,8 @@ async def converse(
         counts_prompt: whether to yield a `PromptCounted` event before the first output.
 
     Raises:
-        ApiError: an image of the conversation cannot be used, the chat template cannot render the conversation, or the
-            node does not support the structure that the request demands for the output.
+        ApiError: the conversation is too long, an image of the conversation cannot be used, the chat template cannot
+            render the conversation, or the node does not support the structure that the request demands for the output.
     """
     model.expect_request()
     tools = chat.offered_tools
@@ -112,7 +112,8 @@ def run(
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Generate `request.n` answers (choices) to each prompt; yield events.
 
-    Closing the iterator cancels the generation in the engine.
+    If there are several answers, `ChoiceEvent` wraps the output and `Finished` events of each answer, and a last
+    `Finished` event has the sums. Closing the iterator cancels the generation in the engine.
 
     Args:
         prompts: token ids of each prompt; at least one prompt. Answers to the same prompt have consecutive indexes.

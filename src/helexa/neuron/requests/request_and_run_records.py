@@ -83,7 +83,7 @@ def prefix_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def current() -> RequestRecord:
-    """Return the record of the current task's request, or a new one."""
+    """Return the record of the current task's request, or a new one that is not kept."""
     return _current.get() or RequestRecord()
 
 
@@ -123,7 +123,8 @@ class RunRecorder:
     def count(self, output: TokenOutput) -> int:
         """Record an output; return the number of the run's tokens in the KV cache.
 
-        The number includes the prompt and the answer so far. It is 0 before the first token of the answer.
+        The answer reader must have read the output before. The number includes the prompt and the answer so far. It is
+        0 before the first token of the answer.
         """
         if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
@@ -285,7 +286,7 @@ class UsageRecords:
         self._ended: OrderedDict[str, tuple[float, UsageRecord]] = OrderedDict()
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Register a request; return the usage id of its headers or ""."""
+        """Register a request that has a usage id, until `end`; return the id, or ""."""
         for name, value in headers:
             if name == _HEADER and _ID.fullmatch(value):
                 usage_id = value.decode()

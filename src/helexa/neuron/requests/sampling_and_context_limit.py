@@ -24,7 +24,7 @@ _SEED_MASK = (1 << 63) - 1
 
 
 def checked_limit(model: ServedModel, prompt: list[int], request: "GenerationRequest | TextChat") -> int:
-    """Check that `model` can serve the request; return the output limit in tokens."""
+    """Return a request's output limit in tokens; raise `ApiError` if unservable."""
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
     limit = request.limited_by_logprobs(len(prompt), limit)
@@ -60,7 +60,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Return the sampling parameters for one answer.
 
-    Each parameter is the request's value if set, else the model's default, else helexa's default.
+    Each parameter is the request's value if set, else the model's default, else helexa's default. Models have no
+    defaults for the frequency and presence penalties.
 
     Args:
         choice: index of the answer. It is added to the request's seed, because several answers must differ.

@@ -57,9 +57,9 @@ class TextChat(NumericSampling):
     def of(cls, body: Mapping[str, Any]) -> "TextChat | None":
         """Return the request with the fields `body`, or None.
 
-        The result is None if this class lacks a field of the request, if a value is invalid, or if a text begins with
-        the billing line of Claude Code. The caller must then use `ChatRequest`, which reports invalid values and
-        removes the billing line.
+        The result is None if this class lacks a field of the request, if `body` lacks `model`, `messages` or `stream`,
+        if a value is invalid, or if a text begins with the billing line of Claude Code. The caller must then use
+        `ChatRequest`, which reports invalid values and removes the billing line.
         """
         sampling: dict[str, float] = {}
         for name, value in body.items():

@@ -82,7 +82,7 @@ class OpenAIProjector(ABC):
 
     @abstractmethod
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record the log-probabilities of the next tokens of answer `choice` for the body."""
+        """Record log-probabilities of the next tokens of answer `choice` or its prompt."""
 
     @abstractmethod
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ class CompletionProjector(OpenAIProjector):
         return {**self._completion([]), "usage": usage}
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record the log-probabilities of the next tokens of answer `choice` for the body."""
+        """Record log-probabilities of the next tokens of answer `choice` or its prompt."""
         self._add(choice, tokens, self._arrays[choice])
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:

@@ -81,13 +81,13 @@ async def list_models(request: Request) -> Response:
 
 
 async def show_model(request: Request) -> Response:
-    """Handle `GET /v1/models/{id}`: describe one loaded model of this node."""
+    """Handle `GET /v1/models/{id}`: describe one loaded or sleeping model."""
     model: ServedModel = request.app.state.registry.get(request.path_params["model_id"])
     return JsonResponse(model_entry(model.info(), int(time.time())))
 
 
 async def get_usage(request: Request) -> Response:
-    """Handle `GET /usage/{id}`: return the token counts of a request."""
+    """Handle `GET /usage/{id}`: return a request's token counts, after it has ended."""
     records: UsageRecords = request.app.state.usage
     try:
         async with asyncio.timeout(WAIT_SECONDS):

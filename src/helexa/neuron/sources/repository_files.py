@@ -93,8 +93,6 @@ class Listing:
 def request_listing(site: "Site", name: str, timeout: float) -> Listing:
     """Request the latest commit and the file list of repository `name`.
 
-    Files whose names could lead out of the download folder are left out.
-
     Raises:
         WebError: the hub is unreachable, or it returned an error or an invalid response.
     """

@@ -49,7 +49,7 @@ class TorchRequired(HelexaError):
 def use(backend: Backend) -> None:
     """Choose the tensors' backend of this process.
 
-    Tensors of the previous backend are invalid afterwards.
+    Tensors of the previous backend are invalid afterwards. Without a call, the first use chooses `torch`.
     """
     global _names  # noqa: PLW0603  # one backend per process
     names = importlib.import_module(f"helexa.neuron.tensors.{'functions' if backend == 'numpy' else 'with_torch'}")
