@@ -29,6 +29,8 @@ class Alert:
 
     Attributes:
         state: `suspected` until more samples have been taken, then `confirmed` or `dismissed`.
+        ratio, ratio_low, ratio_high: median of the build divided by the median of the earlier builds, and the bounds of
+            its confidence interval.
         baseline: labels of the earlier builds.
         delivered_ms: time at which the webhook accepted the alert, or None.
     """

@@ -82,8 +82,8 @@ def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> No
 def quoted(value: object) -> str:
     """Return a field's value as text, in quotes if it has spaces, quotes, `=` or `;`.
 
-    A text that is empty, or has non-ASCII or other signs than `_./:%@+,()[]~#*?&-`, is quoted, too. An exception without
-    a message becomes the name of its class.
+    A text that is empty, or has non-ASCII or other signs than `_./:%@+,()[]~#*?&-`, is quoted, too. An exception
+    without a message becomes the name of its class.
     """
     text = str(value)
     if not text and isinstance(value, BaseException):  # for example a TimeoutError
