@@ -109,7 +109,7 @@ class RequestMiddleware:
 class AccessGuard:
     """Rejects requests without permission with status 401 or 403.
 
-    If the node has an `api_key`, every request except `GET /health` and `GET /health/ready` needs this key.
+    If the node has an `api_key`, all requests except `GET` and `HEAD` of `/health` and `/health/ready` need this key.
 
     If the node has no `api_key`, it rejects requests that web pages of other sites send through a browser (403):
 

@@ -48,6 +48,7 @@ class Admission:
 
         Args:
             principal: name of the request's principal (API key owner); empty for anonymous requests.
+            max_tokens: output limit. KV pages are reserved for at most `_OUTPUT_TOKENS` of these tokens.
 
         Raises:
             ApiError: the request was rejected at once or after waiting, or `close` was called. Status 413: the prompt
@@ -77,7 +78,7 @@ class Admission:
 
     @property
     def idle_secs(self) -> float:
-        """Seconds since the last request ended; 0 if requests run or wait."""
+        """Seconds since the last request ended or the load; 0 if requests run or wait."""
         return 0.0 if self._queue.admitted or self._queue.waiting else max(self._clock() - self._used_at, 0.0)
 
     def replace_engine(self, engine: EngineClient) -> None:
@@ -218,7 +219,7 @@ class AdmittedRequest:
         self._pages = pages
 
     def hold(self, tokens: int) -> None:
-        """Record that the engine has allocated KV pages for `tokens` tokens."""
+        """Record that the engine has allocated KV pages for `tokens` tokens in total."""
         self._queue.hold(self._ticket, self._pages(tokens))
 
 

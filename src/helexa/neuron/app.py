@@ -262,7 +262,11 @@ class Reloader:
         self._apply = apply
 
     def reload(self) -> None:
-        """Read and apply the configuration; log an error if it is invalid."""
+        """Read and apply the configuration.
+
+        If the configuration is invalid, or lacks an `api_key` although the present one has a key, log an error and keep
+        the present configuration.
+        """
         try:
             config = self._read().model_copy(update={"host": self._config.host, "port": self._config.port})
             if self._config.api_key is not None and config.api_key is None:

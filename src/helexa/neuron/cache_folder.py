@@ -124,7 +124,11 @@ def delete_saved(entries: Iterable[SavedFiles]) -> int:
 
 
 def expanded(path: Path) -> Path:
-    """Return `path` with a leading `~` replaced by the user's home folder."""
+    """Return `path` with a leading `~` replaced by the user's home folder.
+
+    Raises:
+        ConfigError: the home folder is unknown.
+    """
     try:
         return path.expanduser()
     except RuntimeError:
@@ -144,7 +148,10 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the Hub's own tools: `$HF_HOME` or `~/.cache/huggingface`."""
+    """Return the folder of the Hub's own tools.
+
+    The folder is `$HF_HOME`, else `$XDG_CACHE_HOME/huggingface`, else `~/.cache/huggingface`.
+    """
     if home := environ.get("HF_HOME"):
         return expanded(Path(home))
     return expanded(Path(environ.get("XDG_CACHE_HOME") or "~/.cache")) / "huggingface"

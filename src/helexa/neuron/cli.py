@@ -406,6 +406,7 @@ async def _serve(
         group: the hosts that compute models together with this node, or None.
         started_with: the configuration as `read` returned it at the start.
         read: function that reads the configuration again.
+        joining: request to join a gateway, which is sent while the node serves, or None.
     """
     import asyncio
 

@@ -203,7 +203,7 @@ def read_config(
     flags: Mapping[environment_variables.Keys, tuple[str, Any]] | None = None,
     origins: dict[environment_variables.Keys, str] | None = None,
 ) -> NeuronConfig:
-    """Read the configuration from `path` and environment variables.
+    """Read the configuration from `path`, if not None, and environment variables.
 
     Args:
         environ: the environment variables. None means `os.environ`.
@@ -253,7 +253,7 @@ def log_unknown_variables() -> None:
 
 
 def exposure(config: NeuronConfig) -> str | None:
-    """Return a warning if other machines can use the node without a key."""
+    """Return a warning if other machines can use the node without a key, else None."""
     from helexa.core.address import is_loopback  # slow to import, and not needed by private engines
 
     if config.api_key is not None or is_loopback(config.host):

@@ -102,7 +102,7 @@ def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
 
 
 def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
-    """For `neuron doctor`: check whether the number of ranks suits the NUMA nodes."""
+    """For `neuron doctor`: check if `tensor_parallel` ranks suit `nodes` NUMA nodes."""
     if nodes < 2 and tensor_parallel == 1:
         return CheckResult("links", "fine", "one NUMA node: one rank makes sense (tensor_parallel = 1)")
     if nodes < 2:
@@ -115,7 +115,7 @@ def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
 
 
 def describe_gpu_ranks(facts: Discovery, most: int) -> Iterator[CheckResult]:
-    """For `neuron doctor`: report among how many GPUs a model can be divided."""
+    """For `neuron doctor`: report if a model can be divided among up to `most` GPUs."""
     if len(facts.devices) < 2:
         return
     if most > 1:

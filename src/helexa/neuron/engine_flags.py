@@ -106,7 +106,7 @@ class EngineFlags:
     reasoning_parser: Annotated[str | None, Parameter(show=False)] = None
 
     def settings(self) -> "dict[Keys, tuple[str, Any]]":
-        """Return name and value of each given option, by its key in neuron.toml."""
+        """Return name and value of each given `[harness.torch]` option, by its key path."""
         return {(*_TORCH, key): (name, value) for key, name, value in self._values() if value is not None}
 
     def _values(self) -> Iterator[tuple[str, str, Any]]:

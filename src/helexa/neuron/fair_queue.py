@@ -177,7 +177,10 @@ class FairQueue:
         return self._admit(now)
 
     def hold(self, ticket: Ticket, pages: int) -> None:
-        """Record that the engine has allocated `pages` KV pages for an admitted request."""
+        """Record that the engine has allocated `pages` KV pages in total for a request.
+
+        The call has no effect if the request is not admitted, or if a larger number is recorded already.
+        """
         if ticket.admitted and pages > ticket.held:
             self._promised -= ticket.owed
             self._claimed -= ticket.claimed
@@ -204,7 +207,7 @@ class FairQueue:
         return min(deadline, now + _CHECK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Estimate the seconds until a new request may be admitted (`Retry-After`)."""
+        """Estimate the seconds (1 to `_LONGEST_RETRY`) until a request may be admitted."""
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
         # Seconds per freed slot, measured over the last minute.
@@ -212,7 +215,10 @@ class FairQueue:
         return min(max(math.ceil((self.waiting + 1) * each), 1), _LONGEST_RETRY)
 
     def close(self) -> list[Ticket]:
-        """Remove all waiting requests and return their tickets."""
+        """Remove all waiting requests and return their tickets.
+
+        These tickets are neither admitted nor rejected.
+        """
         waiters = list(self._waiters())
         for ticket in waiters:
             self._dequeue(ticket)
@@ -237,7 +243,7 @@ class FairQueue:
         return admitted
 
     def _next(self, now: float) -> Ticket | None:
-        """Return the next request to admit, or None if no request can be admitted."""
+        """Return the next request to admit, or None; mark requests that lack memory."""
         known = [queue[0] for principal, queue in self._queues.items() if queue and principal != ANONYMOUS]
         anonymous = self._queues.get(ANONYMOUS)
         # Anonymous requests are admitted only if no request with a principal waits.

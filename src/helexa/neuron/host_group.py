@@ -200,7 +200,7 @@ class Membership:
             channel.close()
 
     def members(self) -> list[Join]:
-        """Return the hosts that are connected now, in the order of their numbers."""
+        """Return the connected hosts except host 0, in the order of their numbers."""
         with self._lock:
             return [self._members[host] for host in sorted(self._members)]
 

@@ -58,7 +58,7 @@ class JoinRequest:
 
         Raises:
             UnreachableError: the gateway does not answer, or its certificate is not trusted.
-            HelexaError: the gateway rejects the request. The message is the gateway's.
+            HelexaError: the gateway rejects the request, with the gateway's message, or is no gateway of helexa.
         """
         body = {"token": self.token.get_secret_value(), "name": self.name, "url": self.url}
         data = json.dumps(body | {"key": self.key.get_secret_value()}).encode()
@@ -93,13 +93,14 @@ def prepare(
     Args:
         address: URL under which the gateway reaches the node. None means the address from which this machine reaches
             the gateway.
+        path: path of neuron.toml. A new key is written to the file `KEY_FILE` in the same folder.
         service: systemd unit whose user must be able to read the key, or None.
 
     Returns:
         The request to send while the node is running, the configuration, and a line for each change of a file.
 
     Raises:
-        ConfigError: neuron.toml cannot be read or changed.
+        ConfigError: a file cannot be read or changed, or NEURON_HOST replaces the new address.
         UnreachableError: the host of the gateway is unknown.
         UsageError: a URL is invalid, or the gateway would be reached over the public internet without TLS.
     """
@@ -260,7 +261,7 @@ def _group_of(service: str | None) -> int | None:
 
 
 def _change(path: Path, changes: dict[str, str]) -> None:
-    """Set top-level strings in a TOML file, if the new text parses to these values."""
+    """Set top-level strings in a TOML file; ConfigError if they would not take effect."""
     lines = [f'{name} = "{value}"' for name, value in changes.items()]
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -45,6 +45,7 @@ def survey_kernels(settings: TorchOptions | TorchConfig, device: str) -> KernelS
 
     Raises:
         ValueError: the process failed. The message is the last line of its stderr.
+        subprocess.TimeoutExpired: the process ran longer than `_SURVEY_SECONDS`.
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
     command = [sys.executable, "-P", "-m", "helexa.neuron.kernel_survey_process", options]

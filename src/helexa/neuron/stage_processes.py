@@ -54,8 +54,8 @@ class StageProcesses:
     def run(self, channel: Channel) -> None:
         """Run a stage process for the engine at `channel`, then close `channel`.
 
-        If the engine closes the connection and the process does not end within `_ENDING_SECONDS`, the process is
-        killed.
+        If this host has `_MAX_STAGES` stage processes, only close `channel`. If the engine closes the connection and
+        the process does not end within `_ENDING_SECONDS`, the process is killed.
         """
         if len(self._processes) >= _MAX_STAGES:
             log.error(
@@ -140,7 +140,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_member(settings: GroupSettings, config: NeuronConfig) -> None:
-    """Run a host other than host 0 until SIGTERM or SIGINT.
+    """Run a host other than host 0 until SIGTERM or SIGINT; call from the main thread.
 
     Raises:
         HelexaError: this host cannot join the group, because host 0 has another secret, version or number of hosts, or
