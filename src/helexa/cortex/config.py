@@ -321,8 +321,8 @@ def load(path: Path | None, origins: dict[environment_variables.Keys, str] | Non
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
     Raises:
-        ConfigError: `path` or a `bearer_file` is missing, or a value is invalid. The message is one line that names the
-            setting.
+        ConfigError: `path`, `ca_file`, a `bearer_file` or the variable `bearer_env` is missing, or a value is invalid.
+            The message is one line that names the setting.
     """
     settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX, former=_FORMER_SETTINGS, origins=origins)
     folder = Path() if path is None else path.absolute().parent
@@ -348,7 +348,7 @@ def log_unknown_variables(settings: CortexConfig) -> None:
 
 
 def secrets_of(section: BaseModel) -> Iterator[str]:
-    """Yield the text of each secret in a configuration section and its subsections."""
+    """Yield each secret in a section and its subsections, except `sqlite:` URLs."""
     for value in vars(section).values():
         for item in value if isinstance(value, list) else [value]:  # pyright: ignore[reportUnknownVariableType]
             if isinstance(item, SecretStr):

@@ -136,7 +136,8 @@ class History:
 
         `by` selects the fleet, nodes or models. The `limit` nodes or models with the most output tokens come first. If
         there are more, a last element with the name None has the sums of the others. Values before the start of the
-        gateway and of intervals without a measurement are None.
+        gateway are None. In an interval without measurements, the time to first token and the memory are None, and
+        other values are 0.
         """
         self._count_finished()
         ranked = sorted(self._series[by].items(), key=lambda item: (-sum(item[1].tokens), item[0]))

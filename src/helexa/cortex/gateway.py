@@ -176,7 +176,7 @@ class Gateway:
     def configure(self, config: CortexConfig, catalog: Catalog) -> None:
         """Apply a new configuration and catalog.
 
-        Changes of listeners, CORS origins and the ledger take effect only at the next start.
+        Changes of listeners, CORS origins, `ca_file` and the ledger take effect only at the next start.
 
         Raises:
             ConfigError: the configuration is inconsistent. The gateway keeps the previous configuration.

@@ -51,7 +51,10 @@ def is_allowed(host: str, port: int, patterns: Collection[str]) -> bool:
 
 
 def is_reachable(address: IpAddress, private_networks: Sequence[IpNetwork] = ()) -> bool:
-    """Return whether an IP address is public or in one of `private_networks`."""
+    """Return whether an IP address is public or in one of `private_networks`.
+
+    The result is always False for 6to4 and Teredo addresses.
+    """
     # The address must be on the public internet or in one of the private networks. For an IPv6 address that NAT64 or
     # IPv4 mapping derives from an IPv4 address, this rule applies to the IPv4 address. 6to4 and Teredo addresses are
     # never allowed, because they are tunnels to an embedded IPv4 address.
@@ -139,7 +142,7 @@ class ImageFetcher:
 
         Args:
             remote: http(s) URLs of the images. Each URL has the number of its image in the request, for error messages.
-            memory: reserves memory for the images of the request.
+            memory: reserves memory for the images of the request. The caller releases it.
 
         Raises:
             ApiError: 400: a host is not allowed, or an image cannot be fetched or is not a supported file. 413: the

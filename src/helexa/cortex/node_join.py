@@ -137,7 +137,7 @@ async def allowed_endpoint(endpoint: str, client: str, invitation: Invitation) -
     """Return the base URL of a node that joins, if the gateway may connect to it.
 
     Args:
-        endpoint: the URL that the node announced.
+        endpoint: the URL that the node announced. In an http URL, the result has an IP address as the host.
         client: IP address from which the node joins.
 
     Raises:

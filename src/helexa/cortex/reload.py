@@ -144,13 +144,13 @@ def check_exposure(
     The file may have been cut off. In contrast, a line such as `require_auth = false` is an explicit decision.
 
     Args:
-        known_keys: all keys since the start by secret and by name. None means the keys of `previous`.
+        known_keys: all keys since the start, as `_by_name` returns them. None means the keys of `previous`.
         is_complete: whether the file ends with a complete line.
 
     Raises:
         ConfigError: the new configuration does not mention `require_auth` although keys were required, mentions no
-            nodes although there were nodes, does not mention a limit that a key had, or has a new key without limits at
-            the end of an incomplete file.
+            nodes although there were nodes, does not mention a limit, name or claim that a key or `console.oidc` had,
+            or has a new key without limits at the end of an incomplete file.
     """
     entitlements = current.entitlements
     if (
@@ -179,7 +179,7 @@ def check_exposure(
 
 
 def _by_name(config: CortexConfig) -> dict[str, KeySection]:
-    """Return the keys of a configuration by secret and by name."""
+    """Return the keys of a configuration by name, and by the text `_secret(key)`."""
     keys = config.entitlements.keys
     return {key.key_id or key.account_id: key for key in keys} | {_secret(key): key for key in keys}
 

@@ -56,7 +56,8 @@ def check_images(body: bytes, limits: ImageLimits) -> CheckedImages:
     """Check all images of a request body.
 
     Raises:
-        ApiError: 400: an image is invalid or there are too many images. The message contains the number of the image.
+        ApiError: 400: the body is not JSON, an image is invalid (the message contains its number), or there are too
+            many images.
     """
     count, url_bytes, tokens, remote = 0, 0, 0, list[RemoteImage]()
     for field, part in _parts(_read(body)):
@@ -92,6 +93,7 @@ def replace_urls(body: bytes, data_urls: Mapping[str, str]) -> bytes:
     """Return the body with http(s) URLs of images replaced by data URLs.
 
     Args:
+        body: request body that `check_images` has accepted.
         data_urls: data URL of each fetched image by http(s) URL. Image URLs that are not in it stay.
     """
     content = _read(body)

@@ -148,7 +148,7 @@ class RequestRecord(msgspec.Struct):
         )
 
     def activity(self) -> Activity:
-        """Return this request as a row of the activity log."""
+        """Return this request as a row of the activity log. Valid after `end`."""
         usage, ttft = self.usage or Usage(), self.time_to_first_token
         name = self.name[:_MAX_NAME_CHARS]
         return Activity(

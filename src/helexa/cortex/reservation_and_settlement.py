@@ -62,7 +62,7 @@ async def reserve_budget(
     If the key has no cap, an estimate is reserved, and no output limit is enforced.
 
     Returns:
-        The reservation, and the request with the enforced output limit.
+        The reservation, which the caller passes to a `Settlement`, and the request with the enforced output limit.
 
     Raises:
         ApiError: 429 if the remaining budget is too small. 503 if the ledger is not available.
@@ -124,7 +124,7 @@ def default_output(view: FleetView, model: str, request: ClientRequest, context:
 
 
 class Settlement:
-    """Charges a request to its key, and releases its reservation on every code path.
+    """Async context manager that charges a request and releases its reservation.
 
     The charge depends on how the request ended:
 
@@ -150,7 +150,8 @@ class Settlement:
     async def settle(self) -> None:
         """Charge the response's token counts, or an estimate for a third-party backend.
 
-        If a node of helexa sends no token counts, or the request is already charged, this method does nothing.
+        If no response has begun, a node of helexa sends no token counts, or the request is already charged, this method
+        does nothing.
         """
         record = self._record
         if record.usage is None and record.meter is not None:

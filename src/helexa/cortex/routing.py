@@ -146,7 +146,10 @@ def breaker_error(view: FleetView, model: str, client: str = ANY) -> ApiError | 
 
 
 def unknown_model(view: FleetView, name: str) -> ApiError:
-    """Return the error for a model that is neither in the catalog nor on a node."""
+    """Return the error for a model that is neither in the catalog nor on a node.
+
+    The status is 404, or 503 if a node has not reported its models yet.
+    """
     # A node that has not answered a poll yet may have the model, so 404 would be wrong.
     silent_nodes = [node.name for node in view.nodes if not node.polled]
     if silent_nodes:
@@ -265,7 +268,7 @@ def affinity_key(
 
 
 def rank_nodes(names: Iterable[str], model: str, key: bytes) -> list[str]:
-    """Return the node names in the order of rendezvous hashing for a model and a key."""
+    """Return the node names in rendezvous order for a model and a key, best first."""
     suffix = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
     # Each node's hash depends only on its own name, the model and the key. If a node is added or removed, the order of
     # the other nodes stays.

@@ -222,7 +222,7 @@ async def wait_for_model(
     """Load the model, and return the node that serves it.
 
     If `stream` is true, the client gets keep-alive comments during the load (see `wait_for_load`). If the model's
-    circuit breaker is open, raise its error without a load.
+    circuit breaker is open, raise its error without a load. The waiting time is stored in `record.loading`.
     """
     load_failure = breaker_error(gateway.fleet.view(), model, record.requester.client)
     if load_failure is not None:

@@ -55,7 +55,7 @@ class Authenticator:
 
         Raises:
             ApiError: 401 if the key is missing or invalid although `require_auth` is true, or if the key is revoked or
-                expired; 400 if the headers contain two different keys.
+                expired; 400 if one header has two different keys, or two headers have different known keys.
         """
         secret = shown_secret(headers, self._of_two)
         if secret is None:
@@ -95,8 +95,7 @@ class Authenticator:
         """Return the principal of a request to an API that allows no anonymous requests.
 
         Raises:
-            ApiError: 401 if the key is missing, unknown, revoked or expired; 400 if the headers contain two different
-                keys.
+            ApiError: 401 if the key is missing, unknown, revoked or expired; 400 as in `admit`.
         """
         principal = self.admit(headers)
         if principal is None:
@@ -107,8 +106,8 @@ class Authenticator:
         """Return the principal of a request to the admin API.
 
         Raises:
-            ApiError: 401 if the key is missing, unknown, revoked or expired; 403 if the key's role is `user`; 400 if
-                the headers contain two different keys.
+            ApiError: 401 if the key is missing, unknown, revoked or expired; 403 if the key's role is `user`; 400 as in
+                `admit`.
         """
         principal = self.admit_key(headers, "this path requires an admin's API key; " + _CREATE_ADMIN)
         if principal.role != "admin":
@@ -139,8 +138,8 @@ def shown_secret(headers: Headers, of_two: Callable[[bytes, bytes], bytes] | Non
             are an error.
 
     Raises:
-        ApiError: 400 if there are different keys and `of_two` chooses none, or if one header occurs twice with
-            different keys. The account to charge would be ambiguous.
+        ApiError: 400 if the two headers have different keys and `of_two` is None or raises this error, or if one header
+            occurs twice with different keys. The account to charge would be ambiguous.
     """
     presented_secret: bytes | None = None
     presented_in = b""

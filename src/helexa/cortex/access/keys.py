@@ -84,8 +84,8 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
     """Return the keys that cortex.toml defines.
 
     Raises:
-        ConfigError: a secret is empty, too long or duplicated, a name is not ASCII, or two entries with the same
-            `key_id` have different values.
+        ConfigError: a secret is empty, too long, surrounded by blanks or duplicated, a name is not printable ASCII, or
+            two entries with the same `key_id` have different values.
     """
     # Two entries with different secrets may have the same `key_id`, so that a secret can be replaced without downtime.
     # These entries share one budget and one set of limits. All their values except the secret must be equal.
@@ -199,7 +199,10 @@ class NewKey(_Terms):
     role: Role = "user"
 
     def principal(self, catalog: Catalog) -> Principal:
-        """Return the principal of the new key, with resolved model aliases."""
+        """Return the principal of the new key, with resolved model aliases.
+
+        If `key_id` is not set, each call returns another random `key_id`.
+        """
         key_id = self.key_id or f"{self.account_id}-{secrets.token_hex(3)}"
         return Principal(**{**self._values(catalog), "key_id": key_id})
 
@@ -224,7 +227,7 @@ def reject_static(static: Iterable[Key], key_id: str) -> None:
 def key_json(key: Key, source: str = "database") -> dict[str, Any]:
     """Return a key as a JSON object for the admin API, without its secret.
 
-    `source` says where the key is defined: in the database or in cortex.toml.
+    `source` says where the key is defined: `database`, or `config` for cortex.toml.
     """
     principal = asdict(key.principal)
     models = key.principal.models

@@ -97,7 +97,10 @@ class RateLimitPermit:
         return [] if principal is None or usage is None else _headers(principal, usage)
 
     def spent(self, tokens: int) -> None:
-        """Store the used tokens, which replace the held tokens when the block ends."""
+        """Set the number of used tokens, which is 0 before the first call.
+
+        When the `with` block ends, the used tokens replace the held tokens.
+        """
         self._actual = tokens
 
     def answered(self) -> None:

@@ -183,8 +183,9 @@ _SYSTEM_ROLES = ("system", "developer")
 def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
     """Translate system prompt and messages of a Messages API request to chat messages.
 
-    The first chat message contains all system prompts, separated by empty lines. The text blocks of one system prompt
-    are joined by line breaks.
+    The first chat message contains all system prompts, if any, separated by empty lines. The text blocks of one system
+    prompt are joined by line breaks. Successive messages of the same role become one. Each tool result becomes a
+    `tool` message.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: a field is invalid. The message names the field.
@@ -229,7 +230,10 @@ def _system_text(content: Any, field: str) -> str:
 
 
 def _user_turns(content: _Blocks) -> list[ChatMessage]:
-    """Return one `tool` message per tool result, then one `user` message."""
+    """Return one `tool` message per tool result, then one `user` message.
+
+    The `user` message contains all other blocks. It is left out if there are only tool results.
+    """
     results: list[ChatMessage] = []
     content_parts: list[Part] = []
     for path, block in content:

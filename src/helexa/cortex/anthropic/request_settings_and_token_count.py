@@ -145,7 +145,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
     """Translate only the fields of a Messages API request that make the prompt.
 
-    The result has the chat request's fields `model`, `messages`, `tools` and `chat_template_kwargs`.
+    The result has the chat request's fields `model`, `messages`, `chat_template_kwargs` and, if not empty, `tools`.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` or `missing_model_field`.
@@ -183,7 +183,7 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
 
 
 def _check_thread(thread: Any) -> None:
-    """Raise 404 `thread_not_found` if the request continues a stored conversation."""
+    """Raise 404 for a continued stored conversation, or 400 for an invalid `thread`."""
     kind = thread.get("type") if isinstance(thread, dict) else None
     # The gateway stores no conversations. The tool runners of Anthropic's libraries react to this error and send the
     # whole conversation.

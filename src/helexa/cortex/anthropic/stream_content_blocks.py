@@ -110,8 +110,8 @@ class Blocks:
         """Add a delta of a tool call: one element of `delta.tool_calls` of a chunk.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`: the delta is malformed, or more than `MAX_BUFFERED_CHARS`
-                characters are buffered.
+            ApiError: 502 `upstream_malformed_response`: the delta is malformed, there are more than `MAX_CALLS` calls,
+                or more than `MAX_BUFFERED_CHARS` characters are buffered.
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
@@ -141,6 +141,8 @@ class Blocks:
 
     def close(self, *, cut_off: bool) -> None:
         """End the open block and send the buffered blocks, at the end of the stream.
+
+        If there was no block, send an empty text block.
 
         Args:
             cut_off: True if the response reached its length limit. An incomplete tool call is then sent as a tool call

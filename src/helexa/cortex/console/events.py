@@ -116,7 +116,8 @@ class EventHub:
     def requests_since(self, number: int, account: str | None) -> tuple[list[bytes], int]:
         """Return the finished requests after number `number`, and how many were dropped.
 
-        If `account` is not None, only the requests of this account are returned.
+        If `account` is not None, only the requests of this account are returned, but dropped requests of all accounts
+        are counted.
         """
         new = self._requests_count - number
         kept = min(new, len(self._requests))

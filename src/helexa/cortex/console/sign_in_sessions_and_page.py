@@ -60,9 +60,9 @@ class Session:
 class Sessions:
     """The sessions of one gateway, in memory. A restart of the gateway ends them.
 
-    If there are `MAX_SESSIONS` sessions, a new session replaces the oldest session. If its credential has
-    `MAX_SESSIONS_PER_CREDENTIAL` sessions, it replaces the oldest session of the credential. Session ids are stored as
-    hashes.
+    If there are `MAX_SESSIONS` sessions, a new session replaces the oldest session. If the credential of the new
+    session has `MAX_SESSIONS_PER_CREDENTIAL` sessions already, the new session replaces the oldest of these instead.
+    Session ids are stored as hashes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -88,7 +88,7 @@ class Sessions:
         return token, session
 
     def end(self, headers: Headers) -> None:
-        """End the session that the cookie of a request names."""
+        """End the session that the cookie of a request names, without a CSRF check."""
         if (token := _cookie(headers)) is not None:
             self._sessions.pop(_digest(token), None)
 

@@ -80,7 +80,8 @@ class Answer:
         """Return token counts, and durations in nanoseconds.
 
         Nodes of helexa report how long prefill and decode took. For other nodes, the gateway measures the time until
-        the first content of a stream, and the time from there to the end.
+        the first content of a stream, and the time from there to the end. Without `usage`, only the total duration and
+        the load duration are returned.
         """
         record, end = self._record, time.perf_counter()
         counts = {"total_duration": end - record.started, "load_duration": record.loading}

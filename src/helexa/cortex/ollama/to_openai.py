@@ -36,7 +36,7 @@ def chat_body(request: ChatRequest) -> Body:
     """Return the chat request for a request to `/api/chat` that has messages.
 
     Raises:
-        ApiError: 400 because the arguments of a tool call are not a JSON object.
+        ApiError: 400 because the arguments of a tool call are not a JSON object, or `format` is invalid.
     """
     body: Body = {"model": request.model, "messages": _messages(request.messages or ())}
     if request.tools:
@@ -53,7 +53,7 @@ def _generate_body(request: GenerateRequest) -> Body:
     """Return the chat request for `/api/generate` without `raw` and `suffix`.
 
     Raises:
-        ApiError: 400 because the request sets `template` or `context`.
+        ApiError: 400 because the request sets `template` or `context`, or `format` is invalid.
     """
     for name in ("template", "context"):
         if getattr(request, name):
@@ -68,7 +68,8 @@ def _text_body(request: GenerateRequest) -> Body:
     """Return the text completion request for `/api/generate` with `raw` or `suffix`.
 
     Raises:
-        ApiError: 400 because the request also has images, or a field that only a chat template uses.
+        ApiError: 400 because the request also has images, or a field that only a chat template uses, or `format` is
+            invalid.
     """
     for name in ("system", "template", "context", "images"):
         if getattr(request, name):
@@ -90,7 +91,7 @@ def _ignored_options(options: Options | None) -> list[str]:
 
 
 def _with_settings(body: Body, request: ChatRequest | GenerateRequest, variables: Body) -> Body:
-    """Return `body` with template `variables` and the settings of an Ollama request."""
+    """Add `variables` and the settings of an Ollama request to `body`, and return it."""
     if variables:
         body["chat_template_kwargs"] = variables
         if effort := variables.get("reasoning_effort"):
@@ -209,7 +210,7 @@ class _CallIds:
         """Return the id of the tool call that a tool message answers.
 
         If the message has no id, the result is the id of the oldest unanswered call of the function `name`. If there is
-        no such call, the result is the id of the oldest unanswered call of any function.
+        no such call, the result is the id of the oldest unanswered call of any function, or else `_UNKNOWN_CALL`.
         """
         if id:
             self._open.pop(id, None)
@@ -254,7 +255,7 @@ class Translation:
 
     @classmethod
     def parse(cls, api: str, body: bytes) -> "Translation":
-        """Parse the body of a request to the path `api`, and translate it.
+        """Parse the body of a request to `api`, a path in `_PARSERS`, and translate it.
 
         Raises:
             ApiError: 400 because the body is not JSON (`malformed_json`), names no model (`missing_model_field`), or
