@@ -155,7 +155,7 @@ def dynamics(view: FleetView, report: LoadReport) -> defaultdict[str, Dynamics]:
 
 
 def node_entry(node: Node, state: Dynamics) -> Entry:
-    """Return the entry of one node in `/api/nodes`."""
+    """Return a node's entry in `/api/nodes`; without its health if the node is down."""
     entry: Entry = {
         "name": node.name,
         "endpoint": node.endpoint,

@@ -22,7 +22,10 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation in the OpenAPI document: one HTTP method of one path."""
+    """An operation in the OpenAPI document: one HTTP method of one path.
+
+    `reply`, `body` and `error` are types of bodies. `required` has the names of the required parameters in `query`.
+    """
 
     id: str  # operation id; client generators name functions after it
     route: str  # HTTP method and path template, such as `GET /v1/models/{model}`

@@ -42,7 +42,7 @@ class NodeResponse(Protocol):
         ...
 
     def chunk(self) -> Coroutine[Any, Any, bytes]:
-        """Return the next bytes of the body, or empty bytes at its end."""
+        """Return the next bytes, empty at the end. May raise `ApiError`, `UpstreamError`."""
         ...
 
     def close(self) -> None:

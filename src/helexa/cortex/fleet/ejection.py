@@ -1,10 +1,10 @@
 """Ejections: nodes that fail requests which other nodes serve get few requests.
 
 If a node responds to a request with an error, and another node answers the same request well, the first node is at
-fault. This is called a *strike*. A strike ejects the (node, model) pair: for a while, the router prefers other nodes.
-Then the pair gets one request at a time as a trial. A failed trial doubles the time of the next ejection. A good
-response takes one strike back. No request fails because of an ejection: an ejected pair still gets requests if no other
-node can serve them.
+fault. This is called a *strike*. A response that breaks off is a strike, too. A strike ejects the (node, model) pair:
+for a while, the router prefers other nodes. Then the pair gets one request at a time as a trial. A failed trial doubles
+the time of the next ejection. A good response takes one strike back. No request fails because of an ejection: an
+ejected pair still gets requests if no other node can serve them.
 
 * An error about a request's content, such as a 400, is usually the client's fault. But if a pair has rejected the last
   `MAX_REJECTIONS` requests to an API path, the pair is suspect: requests that it rejects are then tried on another
@@ -114,7 +114,7 @@ class Ejections:
                 self._put(key, replace(self._ejections[key], trying=False))
 
     def struck(self, pair: Pair, requester: Requester, now: float) -> bool:
-        """Record a strike: another node answered the same request well.
+        """Record a strike: a failed request, for which the node is at fault.
 
         Return whether the strike began an ejection for the requests of all clients to `requester.path`.
         """

@@ -168,6 +168,7 @@ class Fleet:
         """Store the report of a poll that began at `began` (monotonic seconds).
 
         Models that were loaded or unloaded since `began` keep their current state, because the report may be too old.
+        For a part of the report that is None, the stored value stays.
         """
         node = self._nodes.get(name)
         if node is None:
@@ -374,7 +375,7 @@ class Fleet:
         return self._member(self._loading, (name, model))
 
     def drain(self, name: str, model: str) -> AbstractContextManager[None]:
-        """Return a context manager during which the model gets no new requests."""
+        """Return a context manager during which the node gets no requests for the model."""
         return self._member(self._draining, (name, model))
 
     @contextmanager

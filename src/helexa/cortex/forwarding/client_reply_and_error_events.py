@@ -16,8 +16,8 @@ class Reply:
     """One response to a client.
 
     An event stream is forwarded in whole lines. If a chunk ends within a line, the partial line is buffered until the
-    line is complete. The gateway can therefore send an error event after each chunk. This adds no visible delay,
-    because clients cannot use a partial line.
+    line is complete or has `MAX_BUFFERED_BYTES`. The gateway can therefore send an error event after each chunk. This
+    adds no visible delay, because clients cannot use a partial line.
     """
 
     def __init__(self, send: Send) -> None:

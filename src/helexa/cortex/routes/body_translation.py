@@ -23,7 +23,7 @@ async def read_large_request(workers: BodyWorkers, path: str, headers: Headers, 
 
 
 async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
-    """Parse a Messages API request, and translate it to a chat request."""
+    """Translate a Messages API request; return the translation and the chat request."""
     return await workers.run(_translate_large, headers, body) if is_large(body) else translate(headers, body)
 
 
