@@ -42,6 +42,7 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
     Raises:
         ImageError: the file is too large, has another format than PNG, JPEG, WebP or GIF, has too many pixels, or is
             damaged.
+        MemoryError: the pixels do not fit into memory.
     """
     check_bytes(data, limits)
     try:

@@ -55,7 +55,7 @@ class SharedImage:
     """An image that `ModelVision` prepared: the tower's input, in shared memory."""
 
     layout: ImageLayout
-    # The normalized patches (see `PreparedImage.pixels`). The owner of this object closes `pixels`.
+    # The normalized patches (see `PreparedImage.pixels`). Their memory is freed when `pixels` is closed or deleted.
     pixels: SharedPixels
     digest: bytes  # see `PreparedImage.digest`
 
@@ -237,7 +237,7 @@ class ModelVision:
     async def prepare(self, data: bytes, detail: str = "auto") -> SharedImage:
         """Return the pixels and the digest of the image file with the contents `data`.
 
-        For `detail`, see `token_limit`.
+        For `detail`, see `token_limit`. The pixels use shared memory until the result is deleted.
 
         Raises:
             ImageError: the image cannot be used.
@@ -266,7 +266,7 @@ class _Budget:
         self._lock = Lock()
 
     def take(self, image: SharedImage) -> None:
-        """Count the memory of an image's pixels as used until the pixels are freed.
+        """Count the memory of an image's pixels as used until `image.pixels` is deleted.
 
         Raises:
             PixelMemoryError: the used memory would exceed `MAX_PIXEL_BYTES`.

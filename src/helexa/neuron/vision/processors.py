@@ -98,7 +98,7 @@ class Gemma3Processor(Pixels, frozen=True, kw_only=True, tag="gemma3"):
     tokens: Size  # number of tokens of every image
 
     def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
-        """Return the layout, which is the same for images of all sizes."""
+        """Return the layout, which depends neither on the size nor on `max_tokens`."""
         grid = Grid(self.height // self.patch_size, self.width // self.patch_size)
         return ImageLayout(((self.width, self.height),), (grid,), self.tokens)
 
@@ -276,7 +276,8 @@ class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"
 def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """Return an image's height and width after resizing, both multiples of `block`.
 
-    The number of pixels is between `min_pixels` and `max_pixels`, unless a side would become shorter than `block`.
+    The number of pixels is only roughly between `min_pixels` and `max_pixels`, because both sides are rounded to whole
+    blocks, and have at least one block.
 
     Raises:
         ImageError: one side of the image is more than 200 times as long as the other side.

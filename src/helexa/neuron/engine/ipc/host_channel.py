@@ -72,7 +72,7 @@ class Channel:
 
     @property
     def state(self) -> ChannelState:
-        """The state for another process that continues to use the connection."""
+        """State for another process, which alone may use the connection from then on."""
         return ChannelState(self._key, self._connected, self._sent, self._received)
 
     def fileno(self) -> int:

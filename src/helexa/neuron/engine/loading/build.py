@@ -41,9 +41,14 @@ _MAX_PROCESS_BYTES = 512 << 20  # maximum memory of another rank's process witho
 class Build:
     """An open checkpoint, with the kernels and quantization of the model to build.
 
+    The caller must use the object in a `with` statement, which closes the files.
+
     Args:
         path: a model file or folder (see `open_checkpoint`).
         rank: number of this process among the ranks of this host.
+
+    Raises:
+        DeviceError, ModelFileError: the device or the model cannot be used.
     """
 
     def __init__(self, path: Path, options: EngineOptions, rank: int = 0) -> None:
@@ -114,7 +119,7 @@ class Build:
         return layers, rest
 
     def request(self) -> MemoryRequest:
-        """Return the memory request: of all ranks together on CPUs, else of one device."""
+        """Return the memory request: of each of `options.devices`, or else of all ranks."""
         with self._invalid_configuration():
             estimate = estimate_memory(
                 self.checkpoint, self.architecture, self.config, self.ops, self.policy, self.stage

@@ -57,7 +57,7 @@ class DraftPart(Build):
             )
 
     def added_to(self, request: MemoryRequest) -> MemoryRequest:
-        """Return `request` with the memory of the draft model added."""
+        """Return `request` with the draft model added; a fixed KV cache gets fewer pages."""
         own = self._own_request()
         page = request.page + own.page
         pages = request.pages
@@ -174,7 +174,7 @@ class HeadPart(Build):
         return MOST_DRAFT_ROWS + MAX_DRAFTS * self._contexts
 
     def load(self, decoder: Decoder, on_progress: Callable[[int, int], None]) -> Decoder:
-        """Load and return the draft head (see `DraftPart.load`)."""
+        """Load and return the draft head; `decoder` keeps hidden states for the head."""
         self._model = decoder
         decoder.kept = KeptStates(decoder.loader.ops, self._rows, decoder.settings.hidden, self._inputs)
         return self.model(on_progress)
@@ -280,7 +280,8 @@ def _is_eagle_head(path: Path) -> bool:
 def open_draft(build: Build) -> DraftPart | HeadPart | None:
     """Open the draft model that the options name, else the model's own draft head.
 
-    Return None if there is neither, or if the options, the kernels or an error exclude the model's own head.
+    Return None if there is neither, or if the options, the kernels or an error exclude the model's own head. The caller
+    must close the result with a `with` statement.
 
     Raises:
         ModelFileError: the draft model cannot be used.

@@ -105,6 +105,7 @@ def load_once(
 
     Raises:
         NotFiniteError: the model computes NaN or infinite logits in this dtype.
+        TorchRequired: the model requires torch (see `with_torch_if_required`).
     """
     ranks = options.tensor_parallel
     with ExitStack() as opened, ExitStack() as on_error:

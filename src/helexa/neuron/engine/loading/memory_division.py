@@ -55,7 +55,8 @@ def least_grant(grants: Sequence[tuple[MemoryGrant, int]]) -> MemoryGrant:
     """Return a grant with the fewest pages, sequences and snapshots of all hosts.
 
     Args:
-        grants: the grant of each host, and the bytes of one recurrent state in the layers of this host.
+        grants: the grant of each host, and the bytes of one recurrent state in the layers of this host. The result has
+            the `total` of the first host.
     """
     return MemoryGrant(
         total=grants[0][0].total,
@@ -67,7 +68,7 @@ def least_grant(grants: Sequence[tuple[MemoryGrant, int]]) -> MemoryGrant:
 
 
 def divide_free_memory(request: MemoryRequest) -> MemoryGrant:
-    """Return the grant of an engine that may use all free memory of its device."""
+    """Return `divide(request, free)` for all free memory, up to `request.limit`."""
     return divide(request, min(request.free, request.limit or request.free))
 
 
