@@ -33,7 +33,7 @@ _IMPORTED_EARLIER = {"torch.quantization": "torch.fx"}
 
 
 def defer(names: Sequence[str]) -> None:
-    """Execute each of the modules `names` only when its first attribute is read."""
+    """Let later imports of `names` execute a module only when an attribute is read."""
     # `importlib.util.LazyLoader` would not do, because it executes a module when the module is imported a second time.
     sys.meta_path.insert(0, _Finder(names))
 

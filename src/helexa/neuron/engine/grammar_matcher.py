@@ -147,7 +147,10 @@ class GrammarMatcher:
         self._spent(start_time)
 
     def forced(self, limit: int) -> tuple[int, ...]:
-        """Return up to `limit` tokens of the text that the grammar forces; else ()."""
+        """Return up to `limit` tokens of the text that the grammar forces; else ().
+
+        Once a match of tokens beyond the output has exceeded a limit, the result is always ().
+        """
         if not self._looks_ahead:
             return ()
         start_time = self._clock()
@@ -158,7 +161,10 @@ class GrammarMatcher:
         return tuple(takewhile(self._is_choosable, forced)) if usable else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the longest prefix of `drafts` that the grammar allows after the output."""
+        """Return the longest prefix of `drafts` that the grammar allows after the output.
+
+        As in `forced`, the result is always () once a limit was exceeded.
+        """
         if not drafts or not self._looks_ahead:
             return ()
         start_time = self._clock()
@@ -169,6 +175,8 @@ class GrammarMatcher:
 
     def rejection_masks(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
         """Return a mask of the allowed tokens for each chosen token that is not allowed.
+
+        Tokens after a rejected draft are not checked. The call sets `ahead`, and `error` if no token is allowed.
 
         Args:
             chosen: the sampled token for the next position of the output, then the sampled token for the position after

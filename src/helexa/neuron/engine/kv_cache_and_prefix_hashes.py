@@ -155,7 +155,7 @@ class PagePool:
         return [page]
 
     def match(self, chain: list[bytes]) -> list[int]:
-        """Return the registered pages of `chain`, up to the first hash without a page."""
+        """Return the pages of the page hashes `chain`, up to the first unknown hash."""
         pages: list[int] = []
         for page_hash in chain:
             page = self._pages.get(page_hash)

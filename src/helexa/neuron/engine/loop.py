@@ -102,7 +102,8 @@ class Steps:
     def advance(self) -> list[TokenOutput]:
         """Run one step, if there is work, and return its outputs.
 
-        If a step fails because of one request, only this request ends with an error.
+        If a step fails because of one request, only this request ends with an error. With overlap, the next step may be
+        in flight after the return.
 
         Raises:
             Exception: the device or this process is no longer usable.
@@ -270,7 +271,11 @@ class Engine:
             self._steps.on_prefill = self._store.learn
 
     def serve(self) -> None:
-        """Serve until `Shutdown` arrives or the server closes the socket."""
+        """Serve until `Shutdown` arrives or the socket closes, then save prompts to disk.
+
+        Raises:
+            SystemExit: the device or this process is no longer usable (see `Steps.advance`).
+        """
         with closing(self._grammars), self._selector:
             while self._round():
                 pass

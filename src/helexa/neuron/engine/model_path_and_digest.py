@@ -63,7 +63,10 @@ def _home() -> Path | None:
 
 
 def model_digest(model: Path) -> str:
-    """Return the SHA-256 digest of the names and contents of a model's weight files.
+    """Return the SHA-256 digest of the names and contents of a model's files.
+
+    The files are the weights and, in a folder, `config.json`. The first call reads all of them, which takes minutes,
+    and stores the digest.
 
     Args:
         model: a GGUF file, the first file of a split GGUF model, or a folder.

@@ -86,7 +86,9 @@ def most_together(limit_bytes: int) -> int:
 
 
 class PrefixDisk:
-    """The saved prompts of one model with one set of options, on disk. Thread-safe.
+    """The saved prompts of one model with one set of options, on disk.
+
+    Thread-safe, but only one thread may call `write`, `clear` and `close`.
 
     A namespace is the folder of this model and these options, a segment is a file in the folder, and a record is one
     item in a segment, such as one KV page of a prompt.
@@ -385,7 +387,8 @@ class RecordReader:
     def request(self, sequence_id: int | None, keys: list[tuple[bytes, int]]) -> None:
         """Queue the reads of `keys`: pairs (key, number of pages up to this record).
 
-        If `sequence_id` is None, the reads only measure the speed of the disk.
+        The reads end at the first missing record. An end mark then follows in `records`. If `sequence_id` is None, the
+        reads only measure the speed of the disk, and `records` gets only the end mark.
         """
         self._requests.put((sequence_id, keys))
 

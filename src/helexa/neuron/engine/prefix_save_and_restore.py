@@ -113,16 +113,16 @@ class PrefixStore:
         return self._ours.fileno()
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Update the seconds per token from a step with only `tokens` prompt tokens."""
+        """Learn the seconds per token from a prefill-only step of `tokens` tokens."""
         if tokens < self._pages.page_size:  # the duration of a short step hardly depends on its tokens
             return
         latest = seconds / tokens
         self._token_secs = latest if not self._token_secs else 0.8 * self._token_secs + 0.2 * latest
 
     def begin(self, sequence: Sequence) -> bool:
-        """Start to read the beginning of a new sequence, if it is on disk.
+        """Start to read the beginning of a new sequence, if it is on disk and this pays.
 
-        Return True if the sequence must wait until `move` returns it.
+        Return True if the sequence must wait until `move` returns it. The first call may block for up to `_OPEN_SECS`.
         """
         # The last token is always computed, because its logits are needed.
         full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
@@ -257,7 +257,7 @@ class PrefixStore:
         )
 
     def clear(self) -> None:
-        """Drop pages being saved or read, and let the writer delete all records."""
+        """Drop pages being saved or read; let the writer, if started, delete all records."""
         self._unsaved.clear()
         self._names.clear()
         self.saved_prefixes = {}

@@ -109,7 +109,7 @@ class RemoteStages:
 
     The hidden states of a step pass through the stages in order, and the last stage returns its hidden states to this
     process (see `HiddenExchange`). The constructor connects to the hosts, which then start their stage processes and
-    open the model's files.
+    open the model's files. If a connection ends before `close`, this engine process ends.
 
     Raises:
         StageError: a host does not answer, or has another secret.
@@ -202,7 +202,9 @@ class RemoteStages:
         return self._replies(RankLoaded)
 
     def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
-        """Allocate KV caches and buffers of the granted sizes in all stages, and wait.
+        """Allocate KV caches and buffers of the sizes in `grant` in all stages, and wait.
+
+        The arguments `request` and `measure` have no effect.
 
         Raises:
             HelexaError: a stage cannot allocate the memory.
@@ -231,11 +233,11 @@ class RemoteStages:
         self._steps += 1
 
     def clear(self, pages: list[int]) -> None:
-        """Make all stages set the contents of KV pages to zero."""
+        """Tell all stages to set KV pages to zero before their next step; do not wait."""
         self._send_all(ClearPages(pages))
 
     def touch_caches(self) -> None:
-        """Make all stages write to their whole KV caches."""
+        """Tell all stages to overwrite their whole KV caches with zeros; do not wait."""
         self._send_all(TouchCaches())
 
     @property

@@ -109,7 +109,7 @@ def decode_input(data: bytes) -> StepInput:
     """Return the step input that `encode` has turned into the bytes `data`.
 
     Raises:
-        msgspec.ValidationError: the bytes are not a step input.
+        msgspec.DecodeError: the bytes are not a step input.
     """
     return msgspec.msgpack.decode(data, type=StepInput, dec_hook=array_of)
 
@@ -135,7 +135,8 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
 
     Args:
         most: maximum number of sequences in a decode step without drafts.
-        drafting: maximum number of sequences in a decode step with drafts; 0 for no sizes with drafts.
+        drafting: maximum number of sequences in a decode step with drafts, of which at most `_MOST_DRAFTING` count; 0
+            for no sizes with drafts.
     """
     # Small sizes have small gaps, because padding rows cost small batches most. Large sizes have larger gaps, because
     # each graph needs memory.

@@ -36,7 +36,10 @@ RejectionMasks = Callable[[list[int]], dict[int, Mask]]
 
 
 class Readback:
-    """A copy of a step's tensor to the host. The constructor starts the copy."""
+    """A copy of a step's tensor to the host. The constructor starts the copy.
+
+    Without CUDA, the tensor must stay unchanged until the result of `wait` is read, because `wait` may return it.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         # The tensor to copy. On a GPU, kernels that are launched later may overwrite the tensor. On other devices, the
@@ -242,6 +245,8 @@ class Sampled:
     def read(self, rejection_masks: RejectionMasks | None = None) -> list[int]:
         """Wait for the tokens, replace those that a grammar rejects, and return them.
 
+        The second draw of rejected tokens reads the logits, so no later step may have overwritten them.
+
         Args:
             rejection_masks: returns masks of the allowed tokens for the rejected rows; None accepts all tokens.
         """
@@ -269,7 +274,10 @@ class StepInFlight:
 
     @tensors.inference_mode()
     def read(self, rejection_masks: RejectionMasks | None = None) -> StepOutput:
-        """Wait for the results of this step, but not for later steps; return them."""
+        """Wait for the results of this step, but not for later steps; return them.
+
+        `rejection_masks` may reject tokens only if no later step was launched (see `Sampled.read`).
+        """
         sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
         scores = {number: copy.wait() for number, copy in self.scores.items()}
         if self.sampled is None or self.logprobs is None:

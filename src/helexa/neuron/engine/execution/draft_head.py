@@ -83,7 +83,7 @@ class HeadDrafter(ModelDrafter):
         self.end = 0
 
     def unread(self, length: int) -> list[Float32]:
-        """Return the hidden states of the positions that `missing` counts."""
+        """Return the hidden states of the positions that `prepare` has chosen to compute."""
         oldest = self._kept - len(self._states)
         return list(islice(self._states, self.read - oldest, length - 1 - oldest))
 
@@ -139,7 +139,7 @@ class HeadModel(DraftModel):
                 sampled += count
 
     def begin(self, drafters: Rows[ModelDrafter]) -> None:
-        """Give a context to each drafter that has none, the least recently used first."""
+        """Give each drafter without a context the least recently used context."""
         own = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
         kept = {drafter.context for drafter in own if self._owns(drafter)}
         for drafter in own:

@@ -80,6 +80,8 @@ class DraftModel:
     def add_drafts(self, plan: Plan, gate: DraftGate) -> None:
         """Compute the drafts that `plan` requests, and add them to its entries.
 
+        An entry may get fewer drafts than it requests, for example if its grammar does not allow them.
+
         Args:
             gate: the draft gate, to which the duration of each pass is reported.
         """

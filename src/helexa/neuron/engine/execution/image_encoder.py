@@ -141,7 +141,8 @@ class ImageRows:
     def attention_ends(self, positions: Int32) -> Int32 | None:
         """Return how many tokens of its sequence each row attends to, int32 [rows].
 
-        Return None if each row attends only to itself and to the tokens before it.
+        Return None if each row attends only to itself and to the tokens before it. `positions` is the index of each row
+        in its sequence.
         """
         if not self._ends:
             return None

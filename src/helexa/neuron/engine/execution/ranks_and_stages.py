@@ -31,7 +31,7 @@ class OtherProcesses(Protocol):
         ...
 
     def measured_memory(self) -> list[DeviceMemory]:
-        """Return the memory that the processes have measured since `allocate`."""
+        """Return the memory measured since `allocate` with `measure`; stages measure none."""
         ...
 
     def capture(self, bucket: Bucket) -> None:
@@ -43,7 +43,7 @@ class OtherProcesses(Protocol):
         ...
 
     def forget_graphs(self) -> None:
-        """Make all processes release their captured graphs."""
+        """Tell all processes to release their captured graphs; do not wait."""
         ...
 
     def run(self, step: StepInput) -> None:
@@ -51,11 +51,11 @@ class OtherProcesses(Protocol):
         ...
 
     def clear(self, pages: list[int]) -> None:
-        """Make all processes set the contents of KV pages to zero."""
+        """Tell all processes to set KV pages to zero before their next step; do not wait."""
         ...
 
     def touch_caches(self) -> None:
-        """Make all processes write to their whole KV caches, which allocates the memory."""
+        """Tell all processes to zero their whole KV caches, which allocates the memory."""
         ...
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ class Runner:
         return logits, sums, begin_scores(self.ops, step.hidden, hidden, self._model.head, self._most_scored)
 
     def logits_of(self, step: StepInput) -> Tensor:
-        """Compute a step on all ranks, without sampling; return logits [rows, vocabulary]."""
+        """Compute a step on all ranks; return logits [S, vocabulary] (see `compute`)."""
         return self._compute_on_all_ranks(step, None)[0]
 
     def close(self) -> None:
@@ -204,7 +204,9 @@ class Runner:
 
     @tensors.inference_mode()
     def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Compute a step and return its logits and hidden states.
+        """Compute a step on this rank only, and return its logits and hidden states.
+
+        The method does not copy recurrent states. The next step may overwrite the results.
 
         Args:
             last: int64 [N], the N tokens that the previous step has sampled; None if `step` has no negative tokens.
@@ -227,7 +229,7 @@ class Runner:
         return logits[: batch.samples] if batch.bucket else logits, None
 
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Capture graphs for all buckets.
+        """Capture graphs for all buckets. If one fails, later steps run without graphs.
 
         Args:
             on_progress: called before each capture with the number of captured graphs and the number of all graphs.
@@ -274,7 +276,7 @@ class Runner:
         self.ops.forget()
 
     def touch_caches(self) -> None:
-        """Write to the whole KV cache, so that a lack of memory shows now."""
+        """Set the whole KV cache to zero, so that a lack of memory shows now."""
         for processes in self._others:
             processes.touch_caches()
         for cache in self._kv_caches():

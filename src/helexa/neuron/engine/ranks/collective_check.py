@@ -39,7 +39,7 @@ _SECONDS = 30.0
 def check(group: RankGroup, memory_fd: int, rendezvous: Path) -> Iterator[CollectiveResult]:
     """Run all collectives on this rank, and yield their results.
 
-    All ranks must call this function.
+    All ranks must call this function and consume all results, because each exchange waits for all ranks.
 
     Args:
         memory_fd: descriptor from `SharedMemory.create`.

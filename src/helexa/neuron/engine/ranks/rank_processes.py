@@ -138,13 +138,13 @@ class RankProcesses:
         return self._wait(RankLoaded)
 
     def connect(self, ops: Ops, seconds: float) -> None:
-        """Connect all ranks, including rank 0 with the kernels `ops`."""
+        """Connect all ranks, including rank 0 with the kernels `ops` (see `exchange_for`)."""
         rendezvous = self._rendezvous / "store"
         self._send_all(Connect(str(rendezvous), seconds))
         ops.connect(exchange_for(ops, ops.ranks, self._memory_fd, rendezvous, seconds))
 
     def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
-        """Build a runner with the granted sizes in all ranks, and wait for the ranks.
+        """Build a runner in all ranks (see `Allocate`), and wait; call `connect` before.
 
         Raises:
             HelexaError (or a subclass), MemoryError: a rank cannot allocate the memory, or has ended.
@@ -156,7 +156,7 @@ class RankProcesses:
         shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def measured_memory(self) -> list[DeviceMemory]:
-        """Return the memory that all ranks but rank 0 have measured since `allocate`."""
+        """Return what all ranks but rank 0 measured since `allocate` with `measure`."""
         self._send_all(ReportMemory())
         return [reply.memory for reply in self._wait(RankMemory)]
 
@@ -174,7 +174,7 @@ class RankProcesses:
         return next((f"rank {rank}: {reply.refusal}" for rank, reply in replies if reply.refusal), None)
 
     def forget_graphs(self) -> None:
-        """Make all ranks release their captured graphs."""
+        """Tell all ranks to release their captured graphs; do not wait."""
         self._send_all(ForgetGraphs())
 
     def run(self, step: StepInput) -> None:
@@ -203,11 +203,11 @@ class RankProcesses:
         self._send_all(message)
 
     def clear(self, pages: list[int]) -> None:
-        """Make all ranks set the contents of KV pages to zero."""
+        """Tell all ranks to set KV pages to zero before their next step; do not wait."""
         self._send_all(ClearPages(pages))
 
     def touch_caches(self) -> None:
-        """Make all ranks write to their whole KV caches."""
+        """Tell all ranks to overwrite their whole KV caches with zeros; do not wait."""
         self._send_all(TouchCaches())
 
     def close(self) -> None:
