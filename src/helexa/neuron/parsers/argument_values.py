@@ -42,6 +42,7 @@ def dumps(value: Any) -> str:
     Raises:
         TypeError: the value has a type that JSON does not have.
         ValueError: a number is NaN or infinite.
+        RecursionError: the value is nested too deeply.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # UTF-8 cannot encode a half of a surrogate pair, but JSON can write it as an escape sequence.
@@ -52,8 +53,9 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
     """Convert an argument without JSON syntax, such as `New York`, to JSON text.
 
     If the schema allows strings, the argument becomes a string, except `null` if the schema allows null. Otherwise, an
-    argument that is valid JSON of an allowed type stays unchanged, and any other argument becomes a string. If the
-    schema restricts the type, Python's `True`, `False` and `None` are also accepted.
+    argument that is valid JSON of an allowed type stays unchanged, except for white space around it, and any other
+    argument becomes a string. If the schema restricts the type, Python's `True`, `False` and `None` are also accepted,
+    and `5.0` becomes `5` if the schema allows integers and no fractions.
     """
     types = schema_types(schema)
     # `5` is the string "5" if the schema allows strings.
@@ -80,7 +82,7 @@ def whole_number(text: str, schema: Mapping[str, Any]) -> str:
 
 
 def has_type(value: Any, kind: str) -> bool:
-    """Return whether an argument's JSON value has the JSON Schema type `kind`."""
+    """Return whether `value` has the JSON Schema type `kind`; False for `string`."""
     match kind:
         case "boolean":
             return isinstance(value, bool)
@@ -109,13 +111,13 @@ def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
     """Convert a value without quotation marks to JSON text.
 
     Python's and JavaScript's literals become JSON's literals, and `NaN` becomes `null`. Other words become strings, and
-    so do numbers if the schema allows strings and no numbers.
+    so do numbers if the schema allows strings and no numbers. Otherwise, numbers such as `+5` and `.5` are corrected.
 
     Args:
         schema: JSON Schema of the value; empty if it is unknown.
 
     Returns:
-        The JSON text, and the name of the repaired mistake or "". None if `text` is empty or too long.
+        The JSON text, and the name of the repaired mistake or "". None if `text` is empty or longer than `MAX_BARE`.
     """
     if not text or len(text) > MAX_BARE:
         return None

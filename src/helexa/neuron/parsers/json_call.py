@@ -23,10 +23,10 @@ _MAX_BARE_KEY = 32
 
 
 def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO_MARKERS) -> Reading[None]:
-    """Parse and stream the arguments (a JSON object) of a call of the tool `name`.
+    """Add a call of the tool `name` to `output`; parse and stream its JSON arguments.
 
-    Mistakes are repaired, as `JsonValue` describes. The markers `ends` end the call even if brackets are open, or if
-    the arguments are missing.
+    The caller must check the name before (`Output.check`). Mistakes are repaired, as `JsonValue` describes. The markers
+    `ends` end the call even if brackets are open, or if the arguments are missing.
 
     Raises:
         NotACall: the text cannot be repaired. If arguments were already added to `output`, the call stays incomplete.

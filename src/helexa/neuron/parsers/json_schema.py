@@ -30,7 +30,8 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `schema` with the keywords of the referenced schema instead of `$ref`.
 
     An `allOf` that contains a single schema is replaced in the same way. References in the inserted keywords are
-    also replaced. If `schema` and the inserted schema have the same keyword, the value in `schema` applies.
+    also replaced. If `schema` and the inserted schema have the same keyword, the value in `schema` applies. `schema`
+    must contain the definitions (see `with_definitions`). A reference to another place stays.
     """
     # The number of steps is limited, because references may form a cycle.
     for _ in range(_MAX_DEPTH):
@@ -46,7 +47,11 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the JSON types that `schema` allows; empty for all types."""
+    """Return the names of the JSON types to which `schema` is restricted.
+
+    The result is empty if nothing restricts the types, or only an `enum` with values of several types. `schema` must
+    contain the definitions of its references (see `with_definitions`).
+    """
     return _types(schema, schema, set(), _MAX_DEPTH)
 
 

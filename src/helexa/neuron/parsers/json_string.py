@@ -142,7 +142,7 @@ class JsonString:
             out.append('"')
 
     def value(self) -> str:
-        """Return the value of a key."""
+        """Return the key, without escapes. Call this only if `is_key` and `ended`."""
         return json.loads(f'"{"".join(self._kept or ())}"')
 
     def advance(self, text: str, at: int, ended: bool) -> int:

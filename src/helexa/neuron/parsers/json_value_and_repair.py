@@ -36,9 +36,10 @@ class _Container:
 class JsonValue:
     """State machine that finds the end of one JSON value and repairs the value.
 
-    Valid JSON stays unchanged. The state machine repairs mistakes with one obvious meaning: invalid escapes, raw
-    control characters and unescaped quotation marks in strings, single quotation marks, missing, surplus and trailing
-    commas, missing brackets, doubled braces, keys and words without quotation marks, and Python's literals.
+    Valid JSON of allowed types, with up to `MAX_DEPTH` levels, stays unchanged. The state machine repairs mistakes with
+    one obvious meaning: invalid escapes, raw control characters and unescaped quotation marks in strings, single
+    quotation marks, missing, surplus and trailing commas, missing brackets, doubled braces, keys and words without
+    quotation marks, and Python's literals.
 
     Args:
         schema: JSON Schema of the value. A value whose type the schema forbids is converted if its text has an allowed
@@ -69,8 +70,9 @@ class JsonValue:
     def advance(self, text: str, at: int, ended: bool) -> int:
         """Parse `text` from position `at`. Return the end of the parsed text.
 
-        The caller must pass the remaining text again, together with the text that follows. The remaining text is
-        shorter than about 400 characters, because the state machine looks only so far ahead.
+        Afterwards, `done` or `failed` is true if the value is complete or cannot be repaired. Otherwise, the caller
+        must pass the remaining text again, together with the text that follows. The remaining text is shorter than
+        about 400 characters, because the state machine looks only so far ahead. `ended` means that no text follows.
         """
         while not (self.done or self.failed):
             if self._string is not None:

@@ -113,12 +113,12 @@ class Output:
         return self._trial is not None
 
     def begin_trial(self) -> None:
-        """Withhold the following events until `end_trial` is called."""
+        """Withhold the following events until `end_trial`; trials cannot be nested."""
         self._trial = self.calls, self.broken, self.begun
         self._events, self._withheld = [], self._events
 
     def end_trial(self, *, accepted: bool) -> list[OutputEvent]:
-        """End a trial. Add its events if they are `accepted`, else return them."""
+        """End a trial. If `accepted`, add its events and return []; else return them."""
         assert self._trial is not None
         events, self._events, self._withheld = self._events, self._withheld, []
         if accepted:
@@ -131,7 +131,7 @@ class Output:
         return [] if accepted else events
 
     def add_calls(self, events: Sequence[OutputEvent]) -> None:
-        """Add the events of complete tool calls, which `end_trial` has returned."""
+        """Add the events of calls from `end_trial`; no call may have begun since."""
         self._events += events
         self.calls += sum(isinstance(event, ToolCallStart) for event in events)
 
@@ -171,13 +171,13 @@ class Output:
         return Markers(json.dumps(name, ensure_ascii=False) for name in self._tools or ())
 
     def check(self, name: str, *, known: bool = False) -> None:
-        """Check the tool name of a call.
+        """Check the tool name of a call, and set `named`.
 
         Args:
             known: whether the request must have this tool, because the name is the only sign of a tool call.
 
         Raises:
-            NotACall: the name is invalid, or `known` is true and the request has no tool with this name.
+            NotACall: the name is invalid, or `known` or `known_only` is true and the request has no tool of this name.
         """
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise NotACall
@@ -197,10 +197,10 @@ class Output:
         return last if last in self._tools else written
 
     def tool_and_parameter(self, text: str) -> tuple[str, str]:
-        """Return a tool and its parameter whose names follow each other in `text`.
+        """Return the tool and its parameter whose two names together are `text`.
 
         Raises:
-            NotACall: the request has no such tool.
+            NotACall: the request has no such tool and parameter.
         """
         for tool in self._tools or ():
             if text.startswith(tool) and (name := text[len(tool) :]) and self.parameter(tool, name):
@@ -231,7 +231,7 @@ class Output:
         return child_schema(schema, name, schema)
 
     def start(self, name: str) -> None:
-        """Begin a tool call with a new id."""
+        """Begin a call of the tool `name`, which `check` has accepted, with a new id."""
         if (tool := self.tool(name)) != name:
             self.repairs.add("namespace")
         self._events.append(ToolCallStart(self.calls, self._new_id(), tool))

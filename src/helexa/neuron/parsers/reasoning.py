@@ -42,9 +42,9 @@ class ReasoningMarks:
         Args:
             source: the model's unread text.
             drafts: markers at the beginning of tool calls.
-            read_draft: parses tool calls inside the reasoning. It returns their text, or None if the calls end the
-                output.
-            exact: see `read_end`.
+            read_draft: parses tool calls inside the reasoning. It returns the text that it has read, or None if the
+                calls end the output.
+            exact: whether also a closing marker in quotation marks ends the reasoning; see also `read_end`.
         """
         output.reasoning = True
         yield from source.space()
@@ -94,7 +94,7 @@ class ReasoningMarks:
     def read_end(self, source: Source, *, exact: bool = False) -> Reading[None]:
         """Read the closing marker and the white space after it.
 
-        If `exact`, read only two line breaks, because other white space is part of the answer.
+        If `exact`, read at most two line breaks, because other white space is part of the answer.
         """
         source.take(source.at + len(self.close))
         if exact:

@@ -39,10 +39,10 @@ class Markers:
         return self._first.search(text) is None
 
     def find(self, text: str, start: int, ended: bool) -> tuple[int, str | None]:
-        """Return the first marker in `text` from position `start`, and its position.
+        """Return position and text of the first marker in `text` from position `start`.
 
-        Without a marker, return None and the position of a beginning of a marker at the end of `text`, or the length of
-        `text`. If the text has `ended`, such a beginning is no marker.
+        Without a marker, return the position of a beginning of a marker at the end of `text`, or the length of `text`,
+        and None. If the text has `ended`, such a beginning is no marker.
         """
         if match := self._pattern.search(text, start):
             return match.start(), match.group()
@@ -106,7 +106,7 @@ class Source:
         return self.empty and self.ended and not self.cut
 
     def feed(self, text: str) -> None:
-        """Append the next chunk of the model's output."""
+        """Append a chunk of output to the unread text, whose positions then begin at 0."""
         self.text = self.text[self.at :] + text
         self.at = 0
 

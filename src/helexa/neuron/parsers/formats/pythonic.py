@@ -200,6 +200,8 @@ def _read_call(source: Source, output: Output, *, known: bool) -> Reading[None]:
 def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
     """Parse keyword arguments after the opening bracket, and the closing bracket.
 
+    Add the call of the tool `name`, which the caller has checked (`Output.check`), to `output`.
+
     Raises:
         NotACall: the text is not a list of keyword arguments. If arguments were already added to `output`, the call
             stays incomplete.

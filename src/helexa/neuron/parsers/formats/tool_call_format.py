@@ -57,7 +57,7 @@ class ToolCallFormat(Protocol):
         If the method reads text without calling `source.settle`, the caller returns this text as plain text.
 
         Raises:
-            NotACall: the text is not a tool call.
+            NotACall: the text is not a tool call, or the last call in `output` cannot be completed (`open_call`).
         """
         ...
 
@@ -150,7 +150,7 @@ _IN_VOCABULARY = (
 def find_tool_call_format(is_token: Callable[[str], bool], template: str) -> ToolCallFormat | None:
     """Return the tool-call format of a model's template, or else of its vocabulary.
 
-    None if neither contains the strings of a supported format.
+    None if neither contains the strings of a supported format, or if the template has an unsupported format.
     """
     for sign, name in _IN_TEMPLATE:
         if sign in template:
