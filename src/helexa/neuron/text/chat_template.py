@@ -138,7 +138,8 @@ class MessageShaper:
         system message, as the templates of Phi-4-mini and OLMo 3 do, the tools are added to this field.
 
         Raises:
-            TemplateError: a message has an image and the template supports only text.
+            TemplateError: a message has an image and the template supports only text, or the template exceeds a limit
+                for a test message (subclass TemplateBoundsError).
         """
         turns = self._with_system([self._cleaned(message) for message in messages])
         if any(calls_of(turn) or turn.get("role") == "tool" for turn in turns):
@@ -338,11 +339,14 @@ class ChatTemplate:
     ) -> str:
         """Return the text of the prompt for `messages`.
 
+        If the template rejects the messages or tools, other forms of them are tried. The variable `reasoning_effort` is
+        replaced by the nearest effort that the template accepts.
+
         Args:
             messages: the conversation in the format of OpenAI's chat API.
             tools: the available tools in the format of OpenAI's chat API.
             add_generation_prompt: whether the prompt ends with the header of a new assistant message.
-            continue_final_message: whether the prompt ends within the last message, which the model continues.
+            continue_final_message: whether the prompt ends within the last message; replaces `add_generation_prompt`.
             variables: further variables of the template, for example `enable_thinking`.
 
         Raises:

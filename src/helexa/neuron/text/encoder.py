@@ -15,7 +15,7 @@ _SPACES = (" ", "▁")
 
 @contextmanager
 def backend_errors(problem: str, advice: str) -> Iterator[None]:
-    """Convert errors of the `tokenizers` library to a `ModelFileError`.
+    """Convert all errors in the `with` block, even Rust panics, to a `ModelFileError`.
 
     Its message consists of `problem` and the error of the library, followed by `advice`.
     """

@@ -143,7 +143,7 @@ class GgufVocabulary:
         return flag
 
     def entries(self, key: str, limit: int, *kinds: type[_T]) -> Sequence[_T]:
-        """Return the list at `tokenizer.ggml.{key}`: up to `limit` entries of `kinds`."""
+        """Return the list `tokenizer.ggml.{key}`; require up to `limit` items of `kinds`."""
         values = _gguf_value(self._metadata, key, list, StringArray)
         if len(values) > limit:
             raise ModelFileError(f"tokenizer.ggml.{key} has {len(values)} entries, more than {limit}")

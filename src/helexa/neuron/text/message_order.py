@@ -28,7 +28,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of an assistant message; [] if `tool_calls` is malformed."""
+    """Return an assistant message's calls; [] for other roles or if one is malformed."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or message.get("role") != "assistant":
         return []
@@ -37,8 +37,9 @@ def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def with_matched_results(messages: Sequence[Turn], id_format: CallIdFormat | None) -> list[Turn]:
-    """Give each tool result the id and name of its call, in the order of the calls.
+    """Return messages with ids of `id_format`, and results in the order of the calls.
 
+    The results of a call are joined, and get its id and name. If a turn's results have images, they keep their order.
     `id_format` is the format of the ids that the template accepts. None if the template writes `functions.NAME:INDEX`
     in place of a call's id, as Kimi's template does.
     """
@@ -186,7 +187,7 @@ def _joined(results: Sequence[Turn]) -> Turn:
 
 
 def text_of(content: Any) -> str | None:
-    """Return the text of a message's `content`; None if it has parts without text."""
+    """Return the text of `content`, one part per line; None if a part is no text."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -203,7 +204,7 @@ def text_of(content: Any) -> str | None:
 
 
 def with_one_system_message(messages: Sequence[Turn]) -> list[Turn]:
-    """Return `messages` with all system messages joined in one at the beginning."""
+    """Return messages, the system messages joined at the start, unless one is no text."""
     systems = [message for message in messages if message.get("role") in ("system", "developer")]
     texts = [text_of(message.get("content")) for message in systems]
     if not systems or (len(systems) == 1 and systems[0] is messages[0]) or any(text is None for text in texts):
@@ -214,7 +215,10 @@ def with_one_system_message(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def with_tools_in_system(messages: Sequence[Turn], tools: Sequence[Mapping[str, Any]], field: str) -> list[Turn]:
-    """Return `messages` with `tools` as JSON in `field` of the first system message."""
+    """Return `messages` with `tools` as JSON in `field` of the first system message.
+
+    If the first message is not a system message, an empty system message is put before it.
+    """
     functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     has_system = bool(messages) and messages[0].get("role") == "system"
     system = messages[0] if has_system else {"role": "system", "content": ""}
@@ -222,7 +226,11 @@ def with_tools_in_system(messages: Sequence[Turn], tools: Sequence[Mapping[str, 
 
 
 def with_system_in_user_message(messages: Sequence[Turn]) -> list[Turn]:
-    """Return `messages` with the system text at the start of the first user message."""
+    """Return `messages` with the system text at the start of the first user message.
+
+    `messages` must begin with the system message. If it is the only message, it becomes a user message. If it is not
+    text, or other messages but no user message follow, all messages stay unchanged.
+    """
     first, *others = messages
     text = text_of(first.get("content"))
     index = next((index for index, message in enumerate(others) if message.get("role") == "user"), None)
@@ -235,7 +243,10 @@ def with_system_in_user_message(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def with_single_calls(messages: Sequence[Turn]) -> list[Turn]:
-    """Return `messages` with one tool call per message, each followed by its result."""
+    """Return messages of one tool call each, followed by its result.
+
+    Results are found by id, so `messages` must come from `with_matched_results`.
+    """
     single: list[Turn] = []
     position = 0
     while position < len(messages):
@@ -259,7 +270,7 @@ def with_single_calls(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def with_calls_apart(messages: Sequence[Turn]) -> Iterator[Turn]:
-    """Yield `messages`, but each message with text and tool calls as two messages."""
+    """Yield `messages`; split a message with text and calls into two, the text first."""
     for message in messages:
         if not calls_of(message) or not message.get("content"):
             yield message

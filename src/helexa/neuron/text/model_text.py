@@ -77,13 +77,13 @@ class ModelText:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
 
     def start_process(self) -> None:
-        """Start the sandbox process that tokenizes, if it has ended."""
+        """Start the sandbox process that tokenizes, if it has ended; ignore errors."""
         if self.sandbox is not None:
             with suppress(HelexaError, OSError):  # the next text starts the process, or gets the error
                 self.sandbox.ids("", parse_special=False, continues=False)
 
     def end_process(self) -> None:
-        """End the sandbox process that tokenizes, to free its memory until the next text."""
+        """End the sandbox process if it is idle, to free its memory until the next text."""
         if self.sandbox is not None:
             self.sandbox.end_process()
 
@@ -151,6 +151,7 @@ class ModelText:
 
         Raises:
             TemplateError: the template cannot render the messages.
+            ModelFileError: see `Tokenizer.encode`.
         """
         text = self.template.render(messages, tools=tools, **template_kwargs)
         if insert_images is not None:
@@ -199,7 +200,7 @@ class ModelText:
     ) -> tuple[int | None, str]:
         """Return index and role of the message to which a token of the prompt belongs.
 
-        A token of the tool definitions has no index, and the role `tools`. The role is empty if the token belongs to no
+        For a token of the tool definitions, return None and `tools`. Return None and "" if the token belongs to no
         message, or if the template rejects the changed conversations that are rendered for comparison.
 
         Args:
@@ -297,7 +298,7 @@ class OutputFormat:
 
     @property
     def thought_marks(self) -> ReasoningMarks:
-        """The markers around reasoning that a response returns as part of its text."""
+        """The markers to write around reasoning in a response's text; default `<think>`."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
 
     def end_of_reasoning(self, *, framed: bool = False) -> list[int]:

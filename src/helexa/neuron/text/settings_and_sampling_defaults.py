@@ -151,7 +151,7 @@ class TemplateSources:
           names to texts
 
         Raises:
-            ModelFileError: one of the JSON files contains no JSON object.
+            ModelFileError: one of the JSON files cannot be read, or contains no JSON object.
         """
         files = {_DEFAULT_TEMPLATE: _template_text(path / "chat_template.jinja")}
         for file, name in NAMED_TEMPLATES.items():
@@ -205,7 +205,10 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def defaults_in_directory(path: Path) -> SamplingDefaults:
-    """Return the sampling defaults in a model directory's `generation_config.json`."""
+    """Return sampling defaults from a directory's `generation_config.json`, if valid.
+
+    Without sampling (`do_sample` is false), the temperature is 0.
+    """
     try:
         config = read_object(path / "generation_config.json")
     except ModelFileError:
@@ -229,7 +232,7 @@ def require_known_modules(path: Path) -> None:
     """Check that a model's embeddings need no steps besides pooling and normalization.
 
     Raises:
-        ModelFileError: `modules.json` of an embedding model names a module that is not implemented, such as `Dense`.
+        ModelFileError: a readable `modules.json` names a module that is not implemented, such as `Dense`.
     """
     try:
         modules = orjson.loads(read_model_file(path / MODULES_FILE, MAX_CONFIG_BYTES))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts off the streamed text of one response before the first stop string.
+    """Cuts off a response's streamed text before the stop string that ends first.
 
     Text that may be the beginning of a stop string is held back until more text arrives. The result does not depend on
     the sizes of the chunks in which the text arrives. Empty stop strings are ignored.

@@ -50,7 +50,7 @@ class CallShape(NamedTuple):
 class TemplateTraits:
     """Which kinds of messages a chat template renders, and in which form.
 
-    Each property is detected when it is first read, and then cached.
+    Each property is detected when it is first read, and then cached. The detection may raise the errors of `attempt`.
     """
 
     def __init__(self, attempt: Attempt, source: str) -> None:
@@ -101,7 +101,7 @@ class TemplateTraits:
 
     @cached_property
     def takes_parallel_calls(self) -> bool:
-        """Whether the template renders several tool calls in one message."""
+        """Whether the template renders several calls in one message, or no calls at all."""
         turn = _call_turn(self.call_shape)
         other = _call_turn(self.call_shape, _OTHER_SHORT_ID, {"key": _SECOND_MARK})
         both = turn | {"tool_calls": [*turn["tool_calls"], *other["tool_calls"]]}
@@ -110,13 +110,13 @@ class TemplateTraits:
 
     @cached_property
     def takes_calls_beside_text(self) -> bool:
-        """Whether the template renders the tool calls of a message that also has text."""
+        """Whether the template renders calls in a message with text, or no calls at all."""
         call = _call_turn(self.call_shape) | {"content": _ANSWER["content"]}
         return not self.call_shape.rendered or _MARK in (self._attempt([_USER, call, _result()], [_TOOL]) or "")
 
     @cached_property
     def takes_reasoning_beside_text(self) -> bool:
-        """Whether the template accepts a message with reasoning, text and tool calls."""
+        """Whether the template accepts reasoning, text and calls together, or no calls."""
         call = _call_turn(self.call_shape) | {"content": "trial", "reasoning_content": "trial", "thinking": "trial"}
         return not self.call_shape.rendered or self._attempt([_USER, call, _result()], [_TOOL]) is not None
 

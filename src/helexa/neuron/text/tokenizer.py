@@ -167,12 +167,14 @@ class Encoder(Protocol):
         """Return the token ids of `text` (see `Tokenizer.encode`).
 
         Raises:
-            ModelFileError: the `tokenizers` library fails, which happens only with invalid tokenization rules.
+            ModelFileError: the `tokenizers` library fails because of invalid rules, or exceeds a limit of the encoder.
         """
         ...
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return (start, end) of each token of `text`, in characters.
+
+        The tokens are those of `ids` with `parse_special` and without `continues`.
 
         Raises:
             ModelFileError: see `ids`.
@@ -278,7 +280,7 @@ class Tokenizer:
         return spelled.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """Return the bytes of a token's text, b"" for an id outside the vocabulary."""
+        """Return the bytes of a token; b"" for an unknown id or a skipped control token."""
         added = self._added.get(token_id)
         if added is not None:
             if not added.special:

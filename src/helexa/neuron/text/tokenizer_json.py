@@ -64,6 +64,8 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
 def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy: Mapping[str, Any]) -> None:
     """Add to `backend` the tokens of other model files that `tokenizer.json` lacks.
 
+    A token is left out, with a warning in the log, if its id is not the next free id.
+
     Args:
         config: the contents of `tokenizer_config.json`, whose `added_tokens_decoder` has tokens by id.
         legacy: the contents of `added_tokens.json`, ids by text. As in transformers, it is ignored if `config` has
@@ -133,7 +135,7 @@ def check_growth(tokenizer: dict[str, Any]) -> None:
     """Check that the normalizer lengthens a text at most `MAX_FACTOR` times.
 
     Raises:
-        ModelFileError: the normalizer may lengthen a text more.
+        ModelFileError: the normalizer may lengthen a text more, or adds more than `MAX_PREFIX_BYTES` once.
     """
     # A chain of replacements could otherwise make gigabytes of a few characters.
     factor = _factor(tokenizer.get("normalizer"))
