@@ -303,6 +303,8 @@ class PrivateTarget:
             try:
                 await self._load(report)
             except BaseException:
+                # Another object's `close` would otherwise wait for a holder that never closes.
+                self._engines.holders.get(self.model, set()).discard(holder)
                 await self._engines.standby.close()
                 raise
 

@@ -106,7 +106,8 @@ def visible(messages: Iterable[Message]) -> list[Message]:
                 view = []
             case Summary(id, text, kept):
                 head = UserMessage(id, (Text(f"{SUMMARY_HEAD}{text}"),), hidden=True)
-                view = [head, *(view[-kept:] if kept else ())]
+                # `kept` counts the messages that the model got, without empty responses.
+                view = [head, *(list(_well_formed(view))[-kept:] if kept else ())]
             case _:
                 view.append(message)
     return list(_well_formed(view))

@@ -231,6 +231,7 @@ class RequestBuilder:
             text_tokens(tool.description + json.dumps(tool.schema)) for tool in tools
         )
         self._estimate = fixed_tokens + tokens(messages)
+        self.overflows = False
         if self._context is not None:
             available_tokens = (self._context - self._max_tokens - MARGIN) / self._factor
             messages = fit_messages(messages, available_tokens - fixed_tokens)
