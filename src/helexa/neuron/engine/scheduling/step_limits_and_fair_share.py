@@ -161,7 +161,8 @@ class StepLimits:
     def take(self, sequence: Sequence, tokens: int) -> None:
         """Subtract `tokens` from `heavy_tokens`, if `sequence` is of a heavy principal."""
         if sequence.principal in self.heavy:
-            self.heavy_tokens -= tokens
+            # An image that must be computed in one step may take more tokens than allowed.
+            self.heavy_tokens = max(self.heavy_tokens - tokens, 0)
 
 
 class StepController:

@@ -5,11 +5,13 @@ from statistics import median
 
 import pytest
 from simulated_cache import SimulatedCache
+from simulated_images import image, image_request
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool
 from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_limits_and_fair_share import StepController
@@ -172,6 +174,16 @@ def test_prompt_of_a_new_principal_runs_before_queued_prompts_of_a_busy_principa
         scheduler.commit(plan, [9 for entry in plan if entry.samples], 0.01)
         steps += 1
     assert steps <= 2
+
+
+def test_image_that_exceeds_the_limit_of_a_busy_principal_leaves_its_other_prompts_no_tokens() -> None:
+    """The image must be computed in one step, so it takes more tokens than the limit of its principal."""
+    scheduler = Scheduler(EngineOptions(speculation=False), PagePool(2000, 16), image_traits=ImageTraits(whole=True))
+    for number in range(2):
+        scheduler.add(Sequence(image_request(number, [image(number, 100), [5] * 100], salt="heavy")))
+    scheduler.add(Sequence(Generate(id=9, prompt=[7] * 20, max_tokens=9, sampling=SamplingParams(), salt="light")))
+    plan = scheduler.plan()
+    assert [(entry.sequence.id, entry.count) for entry in plan] == [(0, 100), (9, 20)]
 
 
 @pytest.mark.parametrize("seed", range(12))
