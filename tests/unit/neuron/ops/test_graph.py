@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.step_input_and_graph_sizes import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
+from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
 from helexa.neuron.ops.kernel_header import CONSTANTS, PAGE_SIZE
 from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, KernelLibrary, native_kernels
 from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.state_cache import ConvCache
 from helexa.neuron.processes import heartbeat
 from neuron.ops import paging, random_weights
 
@@ -117,6 +120,28 @@ def test_step_with_a_torch_operation_runs_kernel_by_kernel_and_is_not_captured(
         assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1:]] * 6.0)
     assert len(caplog.records) == 1
     assert "steps run kernel by kernel" in caplog.text
+
+
+def test_first_step_with_a_torch_operation_advances_recurrent_states_once(library: KernelLibrary) -> None:
+    """The check for torch operations runs the forward pass several times."""
+
+    def convolved(model: Model, convolution: ConvOp, cache: ConvCache, batch: Batch) -> Tensor:
+        x = model.qkv(model.norm(model.ops.embedding(model.embed, batch.tokens)))
+        return convolution(x, cache, batch, None) + 0.0
+
+    plan, sizes = plan_of(0, 1), ConvSizes((HEADS + 2 * KV_HEADS) * DIM // 3, 4)
+    results: list[tuple[Tensor, Tensor]] = []
+    for capture in (True, False):
+        runs = Runs(library)
+        convolution = runs.ops.short_convolution(sizes, ConvWeights(torch.ones(4, sizes.width)))
+        cache = convolution.new_cache(1)
+        cache.conv.zero_()
+        call = partial(convolved, runs.model, convolution, cache)
+        with torch.inference_mode():
+            results.append((runs.ops.run(call, runs.buffers.load(build_step(plan)), capture), cache.conv))
+    (result, state), (expected, expected_state) = results
+    assert torch.equal(result, expected)
+    assert torch.equal(state, expected_state)
 
 
 def test_step_run_without_capture_calls_the_model_each_time(library: KernelLibrary) -> None:

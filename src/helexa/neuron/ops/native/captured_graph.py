@@ -145,15 +145,17 @@ class Graphs:
                 same in every run.
             samples: number of rows of the result, for which the engine samples tokens.
             save_states: function that saves the recurrent states, which a forward pass changes, and returns a function
-                that restores them.
+                that restores them and may be called several times.
         """
         # The number of inputs is part of the key, because a batch with `Batch.window_slots` has one more input.
         shape = inputs[0].shape[0], samples, len(inputs)
         if self._complete is None and samples:
-            graph, result, self._complete = self._check(inputs, forward, save_states())
+            restore_states = save_states()
+            graph, result, self._complete = self._check(inputs, forward, restore_states)
             if self._complete:
                 self._keep(shape, graph)
                 return result
+            restore_states()  # the run of the graph has changed the states
         if not self._complete:
             return forward()
         graph = self._graphs.get(shape)
