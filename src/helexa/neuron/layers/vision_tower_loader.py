@@ -57,14 +57,19 @@ class TowerLoader:
         """Return a linear layer that concatenates the padded outputs of several weights.
 
         Args:
-            names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs]. The biases
-                `name.bias` are used only if all weights have one.
+            names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs]. Either all
+                weights have a bias `name.bias` or none.
             padded_inputs: number of inputs. Inputs after the first `inputs` are multiplied by 0.
             order: for each output of a block, the index of its row in the block. Only for weights without a bias.
+
+        Raises:
+            ModelFileError: a tensor is missing, for example the bias of one of several weights, or cannot be read, or
+                has a wrong shape.
         """
         matrices = [self._matrix(f"{name}.weight", outputs, inputs, padded_inputs, order) for name in names]
-        biases = [self._bias(f"{name}.bias", outputs) for name in names if f"{name}.bias" in self]
-        return self._loader.product(matrices, tensors.cat(biases) if len(biases) == len(names) else None)
+        has_bias = any(f"{name}.bias" in self for name in names)
+        bias = tensors.cat([self._bias(f"{name}.bias", outputs) for name in names]) if has_bias else None
+        return self._loader.product(matrices, bias)
 
     def transposed_linear(self, name: str, inputs: int) -> LinearOp:
         """Return a linear layer without a bias for the tensor `name` [inputs, outputs]."""

@@ -1,18 +1,22 @@
 """The loader decides for each matrix whether the ranks add partial results, and reads the parts accordingly."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.vision_tower_loader import Blocks, TowerLoader
 from helexa.neuron.ops.linear_and_norm_operators import LinearOp
 from helexa.neuron.ops.rank_group_and_shares import RankGroup, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.quantization_formats import QuantPolicy
+from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 NAME = "model.layers.3.mlp.down_proj"
 
@@ -146,3 +150,15 @@ def test_matrix_with_too_few_inputs_for_the_number_of_ranks_is_rejected() -> Non
     loader, _, _ = loader_of(0, 3, 32)
     with pytest.raises(ModelFileError, match="32 rows, too few for 3 ranks with at least 16 rows each"):
         loader.input_shares(f"{NAME}.weight", 32)
+
+
+def test_vision_layer_without_the_bias_of_one_of_its_weights_is_rejected(tmp_path: Path) -> None:
+    tensors = {f"{name}.weight": torch.ones(32, 32) for name in "qkv"}
+    tensors |= {f"{name}.bias": torch.ones(32) for name in "qv"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    ops = ReferenceOps(torch.device("cpu"), torch.float32)
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        loader = TowerLoader(Loader(checkpoint, ops, lambda done: None))
+        with pytest.raises(ModelFileError, match=r"the model has no tensor k\.bias"):
+            loader.padded_linear(["q", "k", "v"], Blocks(1, 32, 32), 32, 32)
