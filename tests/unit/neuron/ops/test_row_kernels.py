@@ -33,6 +33,14 @@ def test_choose_rows_keeps_the_requested_order(native: NativeOps) -> None:
     assert torch.equal(native.choose_rows(x.bfloat16(), rows), x.bfloat16()[rows])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_choose_rows_writes_the_rows_to_the_given_memory(native: NativeOps, dtype: torch.dtype) -> None:
+    x, rows = torch.randn(20, 48, dtype=dtype), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
+    out = torch.zeros(4, 48)
+    assert native.choose_rows(x, rows, out) is out
+    assert torch.equal(out, x[rows].float())
+
+
 def test_split_of_no_rows_by_heads_gives_each_head_no_rows(native: NativeOps) -> None:
     """The products of the heads read `starts`, and would follow numbers of an earlier step."""
     starts = torch.full((4,), 1 << 40)

@@ -100,9 +100,10 @@ class Launcher:
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return x's rows `rows` (see `Ops.choose_rows`); a bfloat16 x does not use `out`."""
+        """Return x's rows `rows` (see `Ops.choose_rows`)."""
         if x.dtype == tensors.bfloat16:
-            return self.choose_rows(x.view(tensors.float32), rows).view(tensors.bfloat16)
+            chosen = self.choose_rows(x.view(tensors.float32), rows).view(tensors.bfloat16)
+            return chosen if out is None else out.copy_(chosen)
         count, width = rows.shape[0], x.shape[1]
         out = self.take(count, width) if out is None else out
         self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)
