@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from helexa.acp.agent.context_and_compaction import compact, fit_messages, tokens, visible
+from helexa.acp.agent.system_prompt_and_request import RequestBuilder
 from helexa.acp.conversation_and_events import (
     AssistantMessage,
     Cleared,
@@ -15,6 +16,7 @@ from helexa.acp.conversation_and_events import (
     ToolResult,
     UserMessage,
 )
+from helexa.acp.providers.models import ModelChoice
 from helexa.acp.providers.requests_and_events import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Reject, Say
@@ -45,6 +47,12 @@ def test_messages_that_were_cleared_or_summarized_are_not_sent_to_the_model():
     twice_compacted = visible([a, b, Summary("s", "one", kept=1), c, Summary("t", "two", kept=2), d])
     assert [message.id for message in twice_compacted] == ["t", "b", "c", "d"]
     assert visible([a, Summary("s", "all"), Cleared("x")]) == []
+
+
+def test_messages_kept_by_a_summary_are_counted_without_responses_of_only_reasoning():
+    a, b, c = (user(id) for id in "abc")
+    history = [a, b, AssistantMessage("r", reasoning="x"), c]
+    assert visible([*history, Summary("s", "all", kept=2)])[1:] == visible(history)[-2:] == [b, c]
 
 
 def test_history_sent_to_the_model_has_one_result_for_each_tool_call():
@@ -165,6 +173,20 @@ async def test_prompt_larger_than_context_is_not_sent(stage):
         with pytest.raises(ProviderError, match="the context of e:scripted has 2048"):
             await actor.prompt("word " * 9000)
     assert all("never" not in text for text in (actor.text, str(actor.messages)))
+
+
+async def test_request_after_a_switch_to_a_model_of_unknown_context_does_not_overflow(stage):
+    models = {"data": [*of_size(2048)["data"], {"id": "unlimited"}]}
+    async with ScriptedEndpoint(models=models) as endpoint:
+        actor = await stage(endpoint)
+        actor.messages.append(user("a", "word " * 9000))
+        provider = await actor.turn.models.provider(actor.turn.choices.model)
+        builder = RequestBuilder(actor.turn, "")
+        builder.request(provider)
+        assert builder.overflows
+        actor.turn.choices.model = ModelChoice("e", "unlimited")
+        builder.request(provider)
+        assert not builder.overflows
 
 
 async def test_compaction_on_demand_reports_success_failure_or_cancellation(stage):
