@@ -299,14 +299,17 @@ class PrivateTarget:
         if self._served() is not None:
             return
         report = on_progress or (lambda *_: None)
-        async with self._loading:
-            try:
-                await self._load(report)
-            except BaseException:
-                # Another object's `close` would otherwise wait for a holder that never closes.
-                self._engines.holders.get(self.model, set()).discard(holder)
-                await self._engines.standby.close()
-                raise
+        try:
+            async with self._loading:
+                try:
+                    await self._load(report)
+                except BaseException:
+                    await self._engines.standby.close()
+                    raise
+        except BaseException:
+            # Another object's `close` would otherwise wait for a holder that never closes.
+            self._engines.holders.get(self.model, set()).discard(holder)
+            raise
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request in the engine, and yield the events of the response; see `Target`."""

@@ -1,5 +1,6 @@
 """Private engines: unloading models when memory is short, and the choice of a device."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,42 @@ async def test_model_held_open_by_a_caller_is_not_unloaded_for_another_model(eng
     await target.close(holder)
     await engines.target("org/b").open()
     assert list(registry.loaded) == ["org/b"]
+
+
+async def test_caller_whose_load_failed_does_not_keep_the_model_loaded(engines, registry):
+    target, other_target = engines.target("org/a"), engines.target("org/b")
+    caller, other_caller = object(), object()
+    await other_target.open(holder=other_caller)
+    with pytest.raises(DoesNotFitError):
+        await target.open(holder=object())
+    await other_target.close(other_caller)
+    await target.open(holder=caller)
+    await target.close(caller)
+    assert registry.unloaded == ["org/b", "org/a"]
+
+
+async def test_caller_canceled_while_another_caller_loads_the_model_does_not_keep_it_loaded(
+    engines, registry, monkeypatch
+):
+    begun, released = asyncio.Event(), asyncio.Event()
+    load = registry.load
+
+    async def slow_load(spec, on_progress):
+        begun.set()
+        await released.wait()
+        await load(spec, on_progress)
+
+    monkeypatch.setattr(registry, "load", slow_load)
+    target, caller = engines.target("org/a"), object()
+    loading = asyncio.create_task(target.open(holder=caller))
+    await begun.wait()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await target.open(holder=object())
+    released.set()
+    await loading
+    await target.close(caller)
+    assert registry.unloaded == ["org/a"]
 
 
 async def test_model_with_running_requests_is_not_unloaded_for_another_model(engines, registry):
