@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from helexa.cli import exec_with_parent
 from helexa.cli.terminal_output_and_errors import CONFIG, CommandError, note, printable
-from helexa.cli.up_state_keys_and_logs import limit_size
+from helexa.cli.up_state_keys_and_logs import MAX_BYTES, limit_size
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -220,5 +220,10 @@ class Stack:
     def _show_logs(self) -> None:
         if self._verbose:
             for child in self._children:
-                for line in child.news():
-                    note(f"{child.name} | {line}")
+                # Bounded, because a running server may write lines faster than they are printed.
+                for _ in range(MAX_BYTES // _TAIL_BYTES):
+                    lines = child.news()
+                    for line in lines:
+                        note(f"{child.name} | {line}")
+                    if not lines:
+                        break

@@ -480,27 +480,51 @@ while True:
     time.sleep(60)
 """
 
+TALKATIVE = """
+import signal, sys, time
+def report(*_):
+    print("a long line of the log\\n" * 5000 + "the last line", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, report)
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
 STACK = """
 import os, sys
 from pathlib import Path
 from helexa.cli.up_processes import Stack
 with Stack(dict(os.environ), verbose=True) as stack:
-    stack.start("stubborn", [], Path(sys.argv[1]))
+    stack.start(sys.argv[1], [], Path(sys.argv[2]))
     while stack.watch():
         pass
 """
 
 
+def stack_of(server, source, environ, folder):
+    """Start a process with a `Stack` of one server, whose module has the text `source`."""
+    (folder / f"{server}.py").write_text(source)
+    path = os.pathsep.join([str(folder), *filter(None, [environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", STACK, server, str(folder / "log")]
+    return subprocess.Popen(command, env=environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True)
+
+
 def test_second_ctrl_c_kills_servers_that_ignore_the_first(environ, tmp_path):
-    (tmp_path / "stubborn.py").write_text(STUBBORN)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", STACK, str(tmp_path / "log")]
-    with subprocess.Popen(command, env=environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True) as process:
+    with stack_of("stubborn", STUBBORN, environ, tmp_path) as process:
         read_until(process.stderr, "stubborn | ready")
         process.send_signal(signal.SIGINT)
         wait_until(lambda: "refused" in (tmp_path / "log").read_text())
         process.send_signal(signal.SIGINT)
         read_until(process.stderr, "stubborn is being killed")
+        assert process.wait(60) == 0
+
+
+def test_option_verbose_prints_the_whole_log_of_a_server_that_ends(environ, tmp_path):
+    with stack_of("talkative", TALKATIVE, environ, tmp_path) as process:
+        read_until(process.stderr, "talkative | ready")
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr, "talkative | the last line")
         assert process.wait(60) == 0
 
 
