@@ -20,6 +20,10 @@ _REPLY_SECONDS = 15.0
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
+class NoAnswerError(CommandError):
+    """The connection broke, or the server did not answer in time."""
+
+
 class Gateway:
     """An HTTP client of one gateway or node. Every request opens a new connection.
 
@@ -232,8 +236,9 @@ class Gateway:
 
     def _lost(self, error: Exception) -> NoReturn:
         if isinstance(error, TimeoutError):
-            raise CommandError(f"{self.url} did not answer in time; try again, or see the log of the server") from None
-        raise CommandError(f"the connection to {self.url} broke ({error or type(error).__name__}); try again") from None
+            raise NoAnswerError(f"{self.url} did not answer in time; try again, or see the log of the server") from None
+        reason = error or type(error).__name__
+        raise NoAnswerError(f"the connection to {self.url} broke ({reason}); try again") from None
 
 
 def _object(data: str | bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ class CannedGateway:
             "WAIT" stalls until the client disconnects; "DROP" closes the connection.
         response_limit: number of chat requests that are answered, None for all; later requests stall like "WAIT".
         error_response: (status, headers, envelope) to send instead of `chunks`.
+        drops: number of next GET requests whose connections are closed without an answer.
         key: API key that GET requests need, or None.
         model_answers: (status, headers, body) of `/api/models/load` and `/api/models/unload`, by path.
         on_unload: called for each unload.
@@ -36,6 +37,7 @@ class CannedGateway:
         self.on_unload = lambda: None
         self.authorization = None
         self.key = None
+        self.drops = 0
         self.request_received = threading.Event()
         self.client_disconnected = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -60,6 +62,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         gateway = self.server.gateway
         gateway.authorization = self.headers["Authorization"]
+        if gateway.drops:
+            gateway.drops -= 1
+            self.close_connection = True
+            return
         bodies = {
             "/v1/models": {"object": "list", "data": gateway.models},
             "/api/nodes": {"nodes": gateway.nodes},

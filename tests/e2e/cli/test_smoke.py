@@ -46,6 +46,20 @@ def test_smoke_exits_with_code_3_if_nothing_listens_until_the_timeout(helexa):
     assert (result.returncode, result.stdout) == (3, "")
 
 
+def test_smoke_waits_for_a_server_that_hangs_up_while_it_starts(helexa, gateway):
+    gateway.drops = 1
+    gateway.error_response = (200, {}, {"choices": [{"message": {"content": "Paris"}}]})
+    result = helexa("smoke", gateway.url)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_smoke_exits_with_code_3_if_the_server_hangs_up_until_the_timeout(helexa, gateway):
+    gateway.drops = 1000
+    result = helexa("smoke", gateway.url, "--timeout", "1")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert f"the connection to {gateway.url} broke" in result.stderr
+
+
 def test_smoke_fails_with_the_reason_of_a_server_that_stays_unready(helexa, gateway):
     gateway.readiness = {"ready": False, "components": {"nodes": {"ready": False, "reason": "0 nodes"}}}
     result = helexa("smoke", "--url", gateway.url, "--timeout", "1")

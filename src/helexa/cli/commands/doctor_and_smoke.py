@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter, validators
 
 from helexa.cli.flags_and_completion import AsJson
-from helexa.cli.gateway_client import Gateway
+from helexa.cli.gateway_client import Gateway, NoAnswerError
 from helexa.cli.model_loading_and_download_bar import choose_model
-from helexa.cli.terminal_output_and_errors import USAGE, CommandError, printable
+from helexa.cli.terminal_output_and_errors import UNREACHABLE, USAGE, CommandError, printable
 from helexa.core.node_reports import Health
 
 
@@ -103,8 +103,8 @@ def _readiness(server: Gateway, deadline: float) -> Check:
     """Wait until the server is ready or the deadline passes, and return the result.
 
     Raises:
-        CommandError: nothing accepts connections at the URL until the deadline. Also, at once, if a connection breaks,
-            times out or brings another answer than helexa's health report.
+        CommandError: nothing answers at the URL until the deadline. Also, at once, if the answer is not helexa's health
+            report.
     """
     started = time.monotonic()
     while True:
@@ -112,6 +112,8 @@ def _readiness(server: Gateway, deadline: float) -> Check:
         reason = None
         try:
             reason = server.unready_reason(_remaining(deadline)) or _loading(server)
+        except NoAnswerError as error:  # a server that starts may accept connections before it can answer
+            failure = CommandError(str(error), UNREACHABLE)
         except CommandError as error:
             # Another program answers, or the server rejects the API key. Waiting would not help in these cases.
             if error.exit_code == 1:
