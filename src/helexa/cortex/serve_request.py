@@ -175,16 +175,16 @@ async def _forward(
             fallback = None
             if may_retry(outcomes):
                 fallback = route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes, requester=requester)
-            retry_on = fallback.node if fallback else "-"
-            log.warning(
-                "request failed on a node node=%s retry_on=%s error=%s; the node in retry_on gets the request next",
-                target.node,
-                retry_on,
-                quoted(error),
-            )
             # If the node no longer has the model (`gone`), load the model again, but only once. A node that loses the
             # model after each load must not make the request wait forever.
-            if fallback is None and error.outcome == "gone" and outcomes.count("gone") == 1:
+            loads_again = fallback is None and error.outcome == "gone" and outcomes.count("gone") == 1
+            next_step = "load the model again" if loads_again else "respond with the error"
+            if fallback is not None:
+                next_step = f"retry on node {fallback.node}"
+            log.warning(
+                "request failed on a node node=%s error=%s next=%s", target.node, quoted(error), quoted(next_step)
+            )
+            if loads_again:
                 fallback = await _load_again(gateway, model, request, response, record, error)
                 tried_nodes = set(unsuitable_nodes)
             if fallback is None:

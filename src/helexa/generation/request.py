@@ -146,16 +146,26 @@ class AnswerSchema:
             raise SchemaError(f"the answer does not match the schema: {reason}", completion) from None
 
 
+# Keywords of JSON Schema whose values are schemas by name, and those whose values are no schemas.
+_SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+
+
 def _closed(schema: Any) -> Any:
     """Return a copy of a JSON Schema in which objects have no additional properties.
 
-    If the schema of an object sets `additionalProperties` itself, this value is kept.
+    Only objects with `properties` change. If such a schema sets `additionalProperties` itself, this value is kept.
     """
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(item) for name, item in schema.items()}
+    closed: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):  # a property may have the name of a keyword
+            closed[keyword] = {name: _closed(item) for name, item in value.items()}
+        else:
+            closed[keyword] = value if keyword in _VALUES else _closed(value)
     return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed
 
 

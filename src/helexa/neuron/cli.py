@@ -388,7 +388,9 @@ def _listen(host: str, port: int, config: Path | None) -> socket.socket:
             f"port {port} is in use by another process; end that process, or choose another port with --port or {place}"
         ) from None
     except ConfigError as error:
-        raise ConfigError(f"{error}; choose another address with --host, or host and {place}") from None
+        raise ConfigError(
+            f"{error}; choose another address with --host or NEURON_HOST, and another port with --port or {place}"
+        ) from None
 
 
 async def _serve(

@@ -25,7 +25,7 @@ MOST_DOWNLOADS = 64
 
 
 class _Constraint:
-    """Base class of constraints that only pydantic checks (see `Bounds`)."""
+    """Base class of constraints that, like `Bounds`, only pydantic checks."""
 
     __is_annotated_types_grouped_metadata__: ClassVar[Literal[True]] = True
 

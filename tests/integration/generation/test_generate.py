@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 import helexa
 from helexa.generation.background_event_loop import background
+from helexa.generation.request import _closed
 
 COUNT = "Count from one to twenty in words."
 
@@ -160,6 +161,16 @@ def test_generated_answer_matches_the_requested_json_schema(small):
     }
     completion = small.generate("Name a color.", schema=schema, temperature=0, max_tokens=40)
     assert completion.parsed["color"] in ("red", "blue")
+
+
+def test_schema_property_with_the_name_of_a_keyword_gets_no_additional_properties():
+    inner = {"type": "object", "properties": {"properties": {"type": "object", "properties": {"a": {"type": "null"}}}}}
+    closed = _closed({"$defs": {"properties": inner}, "default": {"properties": {"a": 1}}})
+    named = closed["$defs"]["properties"]
+    assert named["additionalProperties"] is False
+    assert list(named["properties"]) == ["properties"]
+    assert named["properties"]["properties"]["additionalProperties"] is False
+    assert closed["default"] == {"properties": {"a": 1}}
 
 
 class Person(BaseModel):

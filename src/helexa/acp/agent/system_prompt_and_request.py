@@ -55,8 +55,8 @@ async def trusted_notes(turn: Turn) -> str:
 async def read_notes(context: ToolContext) -> str:
     """Return the project's instructions for agents, or an empty string.
 
-    The files in `NOTES` are read from each folder from the repository root down to the session's working directory, or
-    only from the working directory if it is not in a repository.
+    They are in each folder from the repository root down to the session's working directory, or only in the working
+    directory if it is not in a repository. In each folder, only the first file of `NOTES` that is not empty counts.
     """
     return await asyncio.to_thread(lambda: "\n\n".join(_notes(context.cwd)))
 

@@ -215,7 +215,10 @@ class Boundary:
         raise OutOfBounds(f"{text} is outside of this session's folders; use paths in {allowed}")
 
     def _written(self, text: str) -> Path:
-        """Return the path `text` relative to the session's folder, with links unresolved."""
+        """Return the path `text` relative to the folder of the session that contains it.
+
+        Links are not resolved. For a path outside all folders of the session, the result is only its file name.
+        """
         path = Path(os.path.normpath(self.cwd / text))
         for folder in (folder for pair in self._folders for folder in pair):
             if path.is_relative_to(folder):

@@ -31,11 +31,11 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
 def _chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the chat request's fields for Anthropic's `tool_choice`.
 
-    The fields are `tool_choice` and, if parallel calls are disabled, `parallel_tool_calls`. Without tools or a choice,
-    the result is empty.
+    The fields are `tool_choice` and, if parallel calls are disabled, `parallel_tool_calls`. The result is empty
+    without a choice, and without tools if the choice requires none.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body`: the choice is malformed, or names a tool that is not in `tools`.
+        ApiError: 400 `invalid_anthropic_body`: the choice is malformed, or requires a tool that is not in `tools`.
     """
     if choice is None:
         return {}

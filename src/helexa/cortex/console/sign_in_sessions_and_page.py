@@ -174,7 +174,10 @@ class Console:
 
     @property
     def link_keys(self) -> list[Key]:
-        """The keys with which sign-in links are made: the admins' keys of cortex.toml."""
+        """The keys that sign links for signing in: admins' keys of cortex.toml, or none.
+
+        Without a console, the list is empty.
+        """
         keys = self.gateway.authenticator.static if self.settings.enabled else ()
         return [key for key in keys if key.principal.role == "admin"]
 

@@ -137,8 +137,8 @@ class StateSpace:
         """Return each head's result before the gate, float32 [M, T, heads, width].
 
         Args:
-            inputs: three tensors [M, T, width] for T tokens of each of M sequences: inputs, keys and queries before the
-                convolution, the step sizes, and the logarithm of the decay.
+            inputs: three tensors [M, T, width] for T tokens of each of M sequences. The first has inputs, keys and
+                queries before the convolution, the second the step sizes, the third the logarithm of the decay.
             state: states of the M sequences, changed in place.
         """
         sizes, weights = self._sizes, self._weights

@@ -297,7 +297,7 @@ class OutputParser:
         return (yield from self._skip_space(self._after_reasoning))
 
     def _close_reasoning(self, closes: bool = True) -> None:
-        """If `closes`, parse no reasoning from here on; reasoning markers become text."""
+        """If `closes`, count reasoning markers in the answer's text as text."""
         # A marker in code is a quotation, which does not show that the reasoning is over.
         if closes:
             marks = () if self._reasoning is None else (self._reasoning.open, self._reasoning.close)

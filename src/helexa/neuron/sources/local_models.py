@@ -171,7 +171,10 @@ def _found(entries: Iterable[_Entry]) -> Iterator[FoundModel]:
 
 
 def _entries_of(model: DownloadedModel) -> Iterator[_Entry]:
-    """Yield an entry for each quantization of a model; the default has the model's id."""
+    """Yield an entry for each quantization of a model; the default has the model's id.
+
+    Without a default, the first one also has the plain name. An incomplete model has one entry, with no path.
+    """
     plain_source = model.source.partition("==")[0]
     if model.path is None:
         yield model.name, model.source, "", (plain_source,), model.size, None, f"incomplete: {model.missing}"

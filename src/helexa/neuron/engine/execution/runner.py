@@ -246,7 +246,11 @@ class Runner:
                 error = processes.captured() or error
             if error is not None:
                 fields = (quoted(error), bucket.rows, bucket.spans)
-                _log.warning("graph capture failed error=%s rows=%d sequences=%d; answers are slower", *fields)
+                _log.warning(
+                    "graph capture failed, so all steps run without graphs and are slower error=%s rows=%d "
+                    "sequences=%d; report the error, or set graphs = false to skip the capture",
+                    *fields,
+                )
                 self.forget_graphs()
                 return
 

@@ -124,7 +124,8 @@ class Build:
             estimate = estimate_memory(
                 self.checkpoint, self.architecture, self.config, self.ops, self.policy, self.stage
             )
-            # Window pages depend on the number of KV pages, which the other hosts may still reduce.
+            # A stage has no window pages: their number depends on the number of KV pages, which the other hosts may
+            # still reduce. Its layers with a sliding window use KV pages.
             if not self.stage.is_whole_model:
                 estimate = dataclasses.replace(estimate, window_page=0)
             vision = self.vision_memory()

@@ -438,7 +438,10 @@ class DraftGate:
         return _tokens(rate, count) * self._step.seconds(1) / seconds
 
     def _gain(self, chosen: Collection[Candidate], count: int, rows: int) -> float:
-        """Return the factor by which `count` drafts raise a step's tokens per second."""
+        """Return the factor by which `count` drafts per sequence raise tokens per second.
+
+        Only the sequences in `chosen` have drafts, each at most its `limit`.
+        """
         others = max(self._sequences - len(chosen), 0)
         tokens = others + sum(_tokens(self._rate(each.drafter), min(count, each.limit)) for each in chosen)
         plain = self._step.seconds(rows)

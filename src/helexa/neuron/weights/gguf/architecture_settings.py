@@ -47,7 +47,7 @@ def _granite(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _granite_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of experts, and the width of the MLP beside the experts."""
+    """Return the numbers of experts; with a shared MLP, its width and the model type."""
     shared = metadata.integer("expert_shared_feed_forward_length", 0, least=0)
     return {
         "num_local_experts": metadata.integer("expert_count"),
