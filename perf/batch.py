@@ -87,7 +87,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     from helexa.neuron.engine.ipc.engine_options import EngineOptions
     from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
     from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool
-    from helexa.neuron.engine.loading.backend_choice import choose_backend
+    from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import choose_backend
     from helexa.neuron.engine.loading.load import load_once
     from helexa.neuron.engine.scheduling.scheduler import Scheduler
     from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -69,7 +69,7 @@ class Bench:
         import torch
         from gpu_support import timing
 
-        from helexa.neuron.engine.loading.backend_choice import usable_device
+        from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import usable_device
 
         self._tiny, self._folder, self._name = tiny, folder, device
         self._device = usable_device(device)

@@ -13,7 +13,7 @@ from helexa.core.command_line import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
 
 if TYPE_CHECKING:
-    from helexa.bench.sweep import SweepReport
+    from helexa.bench.sweep_and_warm_up import SweepReport
 
 
 ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
@@ -284,7 +284,7 @@ def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFor
     from helexa.bench.config import read_config
     from helexa.bench.store.database import measuring
     from helexa.bench.store.writer import Store
-    from helexa.bench.sweep import swap_scenario
+    from helexa.bench.sweep_and_warm_up import swap_scenario
     from helexa.core import logs
 
     logs.configure(log_format)

@@ -21,7 +21,7 @@ from helexa.bench.scenarios.scenario import Scenario
 from helexa.bench.servers import connect
 from helexa.bench.store.database import measuring
 from helexa.bench.store.writer import Store, prune
-from helexa.bench.sweep import Sweep, SweepReport, sweep_scenarios
+from helexa.bench.sweep_and_warm_up import Sweep, SweepReport, sweep_scenarios
 from helexa.core.errors import ConfigError
 from helexa.core.logs import tell
 

@@ -76,7 +76,7 @@ from helexa.cortex.routes.models import (
     pull_model,
     unload_model,
 )
-from helexa.cortex.routes.ollama import OLLAMA_ENDPOINTS, OllamaAddress, ollama_routes
+from helexa.cortex.routes.ollama_and_keep_alive import OLLAMA_ENDPOINTS, OllamaAddress, ollama_routes
 from helexa.cortex.routes.tokens import ask_tokenizer, count_message_tokens, get_tokenizer_info
 from helexa.cortex.shutdown import Shutdown
 from helexa.http.listener import AddressInUseError, Listener, bind

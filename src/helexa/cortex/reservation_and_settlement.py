@@ -24,7 +24,7 @@ from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.token_bounds import media_tokens
 from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ledger.leases_and_over_budget import Reservation
+from helexa.cortex.ledger.leases_windows_and_over_budget import Reservation
 from helexa.cortex.request_record import UPSTREAM_TIMEOUT, RequestRecord
 from helexa.cortex.upstream.usage_meter import Usage
 

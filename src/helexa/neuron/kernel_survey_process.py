@@ -17,7 +17,7 @@ from helexa.core.errors import not_installed
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.loading.backend_choice import usable_device
+from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import usable_device
 from helexa.neuron.engine.ranks.cpu_binding import threads_of_rank
 from helexa.neuron.kernel_survey import NO_KERNELS, DeviceKernels, KernelSurvey
 from helexa.neuron.ops.kernel_selection import select_kernels

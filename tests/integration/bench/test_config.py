@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helexa.bench.config import load
-from helexa.bench.sweep import sweep_scenarios
+from helexa.bench.sweep_and_warm_up import sweep_scenarios
 from helexa.core.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "bench.example.toml"

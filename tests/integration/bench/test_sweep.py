@@ -20,7 +20,7 @@ from helexa.bench.scenarios.scenario import Scenario
 from helexa.bench.scenarios.single import Cancel, Single, Swap
 from helexa.bench.store.database import Reader
 from helexa.bench.store.writer import Store
-from helexa.bench.sweep import Sweep, SweepReport
+from helexa.bench.sweep_and_warm_up import Sweep, SweepReport
 
 SAMPLES = 2
 GOOD = Objectives(ttft_s=1.0)

@@ -15,7 +15,7 @@ from editors.recording_client import Editor, ErrorResponse, agent_in_memory, all
 from helexa.acp.config import WireApi
 from helexa.acp.host import Client
 from helexa.acp.preferences import Grant, Preferences
-from helexa.acp.protocol.editor_requests_and_permissions import Permissions
+from helexa.acp.protocol.editor_requests_and_always_allow import Permissions
 from helexa.acp.tools.excerpt import title
 from helexa.acp.tools.permission_rules import Scope
 from scripted.endpoint import ScriptedEndpoint

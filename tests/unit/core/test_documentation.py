@@ -24,7 +24,7 @@ from helexa.bench.config import BenchConfig
 from helexa.core.catalog import Catalog
 from helexa.cortex.api.openapi import document
 from helexa.cortex.config import CortexConfig
-from helexa.cortex.routes.ollama import OLLAMA_ENDPOINTS, ollama_routes
+from helexa.cortex.routes.ollama_and_keep_alive import OLLAMA_ENDPOINTS, ollama_routes
 from helexa.neuron.config import NeuronConfig
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from helexa.acp.config import Mode, Settings
 from helexa.acp.protocol.capabilities import ClientCapabilities
-from helexa.acp.protocol.editor_requests_and_permissions import EditorClient
+from helexa.acp.protocol.editor_requests_and_always_allow import EditorClient
 from helexa.acp.protocol.json_rpc import current_request, invalid_params, not_found
 from helexa.acp.protocol.prompts_updates_and_replay import read_prompt
 from helexa.acp.protocol.session import Session

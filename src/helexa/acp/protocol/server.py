@@ -15,7 +15,7 @@ import msgspec
 from helexa.acp.config import ConfigError, Settings
 from helexa.acp.conversation_and_events import encode
 from helexa.acp.protocol.capabilities import AUTH_METHOD, ClientCapabilities, initialize_result, read_capabilities
-from helexa.acp.protocol.editor_requests_and_permissions import EditorClient
+from helexa.acp.protocol.editor_requests_and_always_allow import EditorClient
 from helexa.acp.protocol.json_rpc import (
     Message,
     RpcError,

@@ -25,7 +25,7 @@ from helexa.acp.conversation_and_events import (
 )
 from helexa.acp.preferences import Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities
-from helexa.acp.protocol.editor_requests_and_permissions import Permissions
+from helexa.acp.protocol.editor_requests_and_always_allow import Permissions
 from helexa.acp.protocol.json_rpc import INTERNAL_ERROR, RpcError, internal_error
 from helexa.acp.protocol.prompts_updates_and_replay import Update, event_updates, replay
 from helexa.acp.protocol.session_options import config_options

@@ -15,7 +15,7 @@ from helexa.acp.agent.context_and_compaction import Choices
 from helexa.acp.config import Mode, Settings
 from helexa.acp.preferences import Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities
-from helexa.acp.protocol.editor_requests_and_permissions import EditorClient, Permissions
+from helexa.acp.protocol.editor_requests_and_always_allow import EditorClient, Permissions
 from helexa.acp.protocol.json_rpc import RpcError, internal_error, invalid_params, not_found
 from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.session_options import is_mode, is_thought_level

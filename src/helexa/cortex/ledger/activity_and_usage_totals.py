@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
-from helexa.cortex.ledger.leases_and_over_budget import bounded
+from helexa.cortex.ledger.leases_windows_and_over_budget import bounded
 from helexa.cortex.ledger.storage.database import Args, Database, Step, are_plain, plain
 
 MAX_ROWS = 10_000

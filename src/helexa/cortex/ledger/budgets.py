@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.ledger.gateways import LATEST_WINDOW, SPEND, LeaseGrant
-from helexa.cortex.ledger.leases_and_over_budget import (
+from helexa.cortex.ledger.leases_windows_and_over_budget import (
     IDLE_SECS,
     UNUSED_SECS,
     Closing,

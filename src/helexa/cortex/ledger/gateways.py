@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.ledger.leases_and_over_budget import (
+from helexa.cortex.ledger.leases_windows_and_over_budget import (
     Lease,
     Reservation,
     ReservationRequest,

@@ -22,7 +22,7 @@ from helexa.core.logs import quoted
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity_and_usage_totals import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets, Record
-from helexa.cortex.ledger.leases_and_over_budget import (
+from helexa.cortex.ledger.leases_windows_and_over_budget import (
     Closing,
     PendingReservation,
     Reservation,

@@ -14,7 +14,7 @@ from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity_and_usage_totals import Activity, charges, recent
 from helexa.cortex.ledger.budgets import Budget, budget, budgets
 from helexa.cortex.ledger.group_commit import GroupCommit, unavailable
-from helexa.cortex.ledger.leases_and_over_budget import (
+from helexa.cortex.ledger.leases_windows_and_over_budget import (
     PendingReservation,
     Reservation,
     ReservationRequest,

@@ -45,7 +45,7 @@ def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     # would run before `main` disables the garbage collector.
     from helexa.neuron.engine.ipc.message_and_pixel_sockets import receive
     from helexa.neuron.engine.ipc.messages import Load
-    from helexa.neuron.engine.loading.backend_choice import import_torch_for_gpu
+    from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import import_torch_for_gpu
     from helexa.neuron.engine.loading.load import load_reporting
     from helexa.neuron.engine.loop import Engine
     from helexa.neuron.engine.ranks import cpu_binding

@@ -15,7 +15,7 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.execution.device_errors import DeviceError, is_device_fault, is_out_of_memory
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
-from helexa.neuron.engine.loading.backend_choice import choose_backend, with_torch_if_required
+from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import build_rank
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import (

@@ -26,7 +26,11 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryGrant, MemoryRequest, StageSetup
-from helexa.neuron.engine.loading.backend_choice import choose_backend, usable_device, with_torch_if_required
+from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import (
+    choose_backend,
+    usable_device,
+    with_torch_if_required,
+)
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.model_path_and_digest import model_digest

@@ -8,7 +8,7 @@ from typing import Any
 from helexa.core.errors import ApiError
 from helexa.cortex.access.keys import Principal, Window
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.leases_and_over_budget import Reservation
+from helexa.cortex.ledger.leases_windows_and_over_budget import Reservation
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cortex.ledger.ledger_helpers import Clock, charged, holder, retire_gateways, running, spent, try_reserve
 from helexa.cortex.access.keys import Principal, Window
-from helexa.cortex.ledger.leases_and_over_budget import Reservation
+from helexa.cortex.ledger.leases_windows_and_over_budget import Reservation
 from helexa.cortex.ledger.ledger import Ledger
 from nightly import cases
 

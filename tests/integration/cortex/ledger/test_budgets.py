@@ -8,7 +8,7 @@ from cortex.ledger.ledger_helpers import Clock, charged, holder, rows, running, 
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError, HelexaError
 from helexa.cortex.access.keys import Window
-from helexa.cortex.ledger.leases_and_over_budget import Reservation
+from helexa.cortex.ledger.leases_windows_and_over_budget import Reservation
 
 
 async def test_reserve_and_settle_return_only_after_their_database_row_is_written(url: str):

@@ -14,7 +14,7 @@ from cortex.postgres import Postgres, running_postgres
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.leases_and_over_budget import Reservation, ReservationRequest
+from helexa.cortex.ledger.leases_windows_and_over_budget import Reservation, ReservationRequest
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.storage import database, open_database, postgres, sqlite
 from helexa.cortex.ledger.storage.database import DatabaseError

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from cortex.ledger.ledger_helpers import holder
 from helexa.cortex.access.keys import Window
 from helexa.cortex.ledger.gateways import DeadGatewayDetector
-from helexa.cortex.ledger.leases_and_over_budget import CLOCK_SKEW_SECS, Lease, grant, over_budget, window_at
+from helexa.cortex.ledger.leases_windows_and_over_budget import CLOCK_SKEW_SECS, Lease, grant, over_budget, window_at
 
 HOUR = Window("rolling", 3600)
 

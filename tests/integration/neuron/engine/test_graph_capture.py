@@ -15,7 +15,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder_and_penalties import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.loading import backend_choice
+from helexa.neuron.engine.loading import backend_kernels_and_kv_dtype
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -49,7 +49,7 @@ def expected(model: Path) -> list[list[int]]:
 def graph_runner(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            backend_choice,
+            backend_kernels_and_kv_dtype,
             "select_kernels",
             lambda *a, **k: SelectedKernels(TabledOps(CPU, torch.float32), "ops under test"),
         )

@@ -14,7 +14,7 @@ from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading import build as build_module
-from helexa.neuron.engine.loading.backend_choice import usable_device
+from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import usable_device
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.hardware.host_memory import own_bytes
 from helexa.neuron.models.llama import Llama

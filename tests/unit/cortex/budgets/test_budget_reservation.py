@@ -11,7 +11,7 @@ from aiohttp import web
 
 from cortex.fake_node import COMPLETION, DONE, FakeNode, begin, chunk
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.ledger.leases_and_over_budget import Reservation
+from helexa.cortex.ledger.leases_windows_and_over_budget import Reservation
 
 CAP = 2000
 LARGE = {"key": "large", "account_id": "acme", "key_id": "large", "hard_cap": 1_000_000}

@@ -17,7 +17,7 @@ from helexa.core.errors import ConfigError
 from helexa.cortex.access.proxies_exposure_and_cors import check_exposure
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
-from helexa.cortex.routes.ollama import OllamaAddress
+from helexa.cortex.routes.ollama_and_keep_alive import OllamaAddress
 from helexa.http.listener import Listener
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.loading.backend_choice import kernels_for
+from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import kernels_for
 from helexa.neuron.ops.kernel_header import MIXED
 from helexa.neuron.ops.kernel_selection import accelerator_dtype, select_kernels
 from helexa.neuron.ops.native import kernel_library

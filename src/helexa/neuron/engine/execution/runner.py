@@ -8,9 +8,9 @@ from itertools import accumulate
 
 from helexa.core.logs import quoted
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.cache_bytes import CacheBytes
 from helexa.neuron.engine.execution.device_errors import OutOfStepError, is_device_fault
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
+from helexa.neuron.engine.execution.page_and_state_copies import CacheBytes
 from helexa.neuron.engine.execution.ranks_and_stages import OtherProcesses
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest

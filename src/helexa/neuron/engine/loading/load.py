@@ -27,7 +27,7 @@ from helexa.neuron.engine.ipc.messages import (
     Progress,
     Ready,
 )
-from helexa.neuron.engine.loading.backend_choice import choose_backend, with_torch_if_required
+from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft
 from helexa.neuron.engine.loading.loaded_model_and_measured_memory import LoadedModel, measured_on_device

@@ -11,7 +11,7 @@ from helexa.core.node_reports import DeviceHealth
 from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant
-from helexa.neuron.engine.loading import backend_choice
+from helexa.neuron.engine.loading import backend_kernels_and_kv_dtype
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.loaded_model_and_measured_memory import (
     LoadedModel,
@@ -138,7 +138,7 @@ def test_runner_measures_the_memory_of_the_largest_steps_before_it_allocates_the
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        backend_choice,
+        backend_kernels_and_kv_dtype,
         "select_kernels",
         lambda *a, **k: SelectedKernels(TabledOps(torch.device("cpu"), torch.float32), "small"),
     )
