@@ -66,9 +66,9 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
         raise ApiError(400, "invalid_schema", f"{label} must be an object, not a value of type {type(schema).__name__}")
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
+        level = [item for value in level for item in _inside(value)]
         if not level:
             return schema
-        level = [item for value in level for item in _inside(value)]
     raise ApiError(400, "invalid_schema", f"{label} has more than {MAX_DEPTH} levels; nest it less deeply")
 
 

@@ -1,9 +1,12 @@
 """Texts that grammars of whole messages accept."""
 
+from typing import Any
+
 import pytest
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar import for_choice, for_lark, for_regex, for_schema
+from helexa.neuron.grammar.schema_adaptation import MAX_DEPTH
 from neuron.grammar.random_walks import accepts, byte_level
 
 CITY = {
@@ -12,6 +15,13 @@ CITY = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city"],
 }
+
+
+def nested_items(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,7 @@ def test_grammar_of_a_schema_regex_or_choice_accepts_exactly_the_valid_texts(gra
     [
         (lambda: for_schema([]), "invalid_schema", "must be an object"),
         (lambda: for_schema(False), "invalid_schema", "must be an object"),
+        (lambda: for_schema(nested_items(MAX_DEPTH + 1)), "invalid_schema", "more than 100 levels; nest it less"),
         (lambda: for_choice([]), "invalid_grammar", "at least one choice"),
         (lambda: for_choice(["a", ""]), "invalid_grammar", "no choice may be an empty string"),
         (lambda: for_lark('root ::= "a"'), "invalid_grammar", "Lark"),
@@ -61,6 +72,10 @@ def test_invalid_grammar_is_rejected(build, code: str, message: str):
     with pytest.raises(ApiError, match=message) as error:
         build()
     assert (error.value.status, error.value.code) == (400, code)
+
+
+def test_schema_with_the_maximum_number_of_levels_is_accepted():
+    assert "json_schema" in for_schema(nested_items(MAX_DEPTH))
 
 
 def test_json_strings_of_a_grammar_cannot_contain_special_tokens():
