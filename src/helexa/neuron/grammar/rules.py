@@ -60,9 +60,10 @@ class Rules:
         """
         options = (_SPACED if spaced else _COMPACT) | ({"lenient": True} if lenient else {})
         # Leave out `$schema`, because llguidance would look up its address. The JSON Schema draft makes no difference.
-        without_draft = (
-            {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
-        )
+        if isinstance(schema, Mapping):
+            without_draft = {key: value for key, value in schema.items() if key != "$schema"}
+        else:
+            without_draft = {"allOf": [False]} if schema is False else {}  # an object, because it gets options below
         supported = bounded(supportable(without_draft))
         return self._add_nested({"name": name, "json_schema": supported | {"x-guidance": options}})
 

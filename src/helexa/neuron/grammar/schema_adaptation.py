@@ -102,8 +102,14 @@ def supportable(schema: Any) -> Any:
     return rewritten(schema, _supportable)
 
 
+def allows_nothing(schema: Any) -> bool:
+    """Return whether `schema` is `false`, or has `"not": {}`."""
+    # Zod writes `"not": {}` for a property that must be absent.
+    return schema is False or (isinstance(schema, Mapping) and schema.get("not") in ({}, True))
+
+
 def _supportable(schema: dict[str, Any]) -> dict[str, Any]:
-    if schema.get("not") in ({}, True):  # Zod writes this for a property that must be absent
+    if allows_nothing(schema):
         return _NOTHING
     if isinstance(name := schema.get("format"), str) and name not in _FORMATS:
         del schema["format"]

@@ -11,7 +11,13 @@ from typing import Any, Literal
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules, literal, without
-from helexa.neuron.grammar.schema_adaptation import checked_schema, definitions, ends_somewhere, type_names
+from helexa.neuron.grammar.schema_adaptation import (
+    allows_nothing,
+    checked_schema,
+    definitions,
+    ends_somewhere,
+    type_names,
+)
 from helexa.neuron.parsers.argument_values import argument_text, dumps
 from helexa.neuron.parsers.formats.tagged_calls import CallTags
 from helexa.neuron.parsers.json_schema import resolved, with_definitions
@@ -62,6 +68,12 @@ class CallableTool:
         """The names of the tool's required parameters."""
         required = self.schema.get("required")
         return frozenset(key for key in required if isinstance(key, str)) if isinstance(required, list) else frozenset()
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in `properties`, without optional parameters that no value matches."""
+        required = self.required
+        return [name for name, schema in self.properties.items() if name in required or not allows_nothing(schema)]
 
     @property
     def is_plain(self) -> bool:
@@ -245,7 +257,7 @@ def bare_tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
 
     The result is empty if tagged parameters cannot enforce the tool's schema.
     """
-    parameters = {name: Parameter(tool, name, tags.inside_values) for name in tool.properties}
+    parameters = {name: Parameter(tool, name, tags.inside_values) for name in tool.parameters}
     if not (tool.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
         return ""
     # GLM 4.6 writes each tag in a line of its own, GLM 4.7 writes no line breaks.
@@ -266,7 +278,7 @@ def bare_tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
 def python_call(rules: Rules, tool: CallableTool) -> str:
     """Return a Lark expression for a call as `NAME(KEY=VALUE, ...)`, values in JSON.
 
-    Optional parameters whose names cannot be written (see `is_name`) are left out.
+    Optional parameters are left out if no value matches them, or if their names cannot be written (see `is_name`).
 
     Raises:
         ApiError: 400 `unsupported_schema`: this form cannot express a required parameter, or the schema of a strict
@@ -277,7 +289,7 @@ def python_call(rules: Rules, tool: CallableTool) -> str:
     first: list[str] = []  # alternatives for the first parameter in the call
     optional = True
     # From the last parameter to the first, because each rule refers to the rule of the parameters after it.
-    for position, name in reversed([*enumerate(_writable(tool, tool.properties))]):
+    for position, name in reversed([*enumerate(_writable(tool, tool.parameters))]):
         written = rules.add(f"{number}_{position}", f"{literal(f'{name}=')} {json_value(rules, tool, name)}")
         if name in tool.required:
             first, optional = [], False

@@ -54,6 +54,14 @@ async def test_error_in_a_json_schema_names_its_location(
     assert str(error).startswith(f"response_format: schema{' at ' if pointer else ''}{pointer}: ")
 
 
+@pytest.mark.parametrize("format_name", ["hermes", "qwen_xml", "pythonic", "gemma4"])
+async def test_required_parameter_that_allows_nothing_is_rejected(checker: GrammarChecker, format_name: str):
+    schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+    error = await rejection(checker, for_tools(format_name, {"plan": schema}, "required", False))
+    assert error.code == "invalid_schema"
+    assert "Unsatisfiable schema" in str(error)
+
+
 async def test_error_for_overlapping_schemas_names_a_request_option_that_helps(checker: GrammarChecker):
     either = [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {"type": "string"}}}]
     grammar = for_schema({"oneOf": either})

@@ -384,6 +384,18 @@ def test_tool_call_with_undeclared_parameters_is_rejected():
     assert accepts(for_tools("hermes", {"plan": schema | {"additionalProperties": True}}, "required", False), call)
 
 
+@pytest.mark.parametrize("nothing", [False, {"not": {}}])
+@pytest.mark.parametrize("format_name", ["hermes", "qwen_xml", "pythonic", "gemma4"])
+def test_optional_parameter_that_allows_nothing_is_not_written(format_name: str, nothing: Any):
+    schema = {"type": "object", "properties": {"a": nothing, "b": {"type": "boolean"}}, "required": ["b"]}
+    known = vocabulary(format_name, True)
+    grammar = for_tools(format_name, {"plan": schema}, "required", False, strict=["plan"], token_id=known.token_id)
+    for seed in range(5):
+        text, complete = walk(known, grammar, random.Random(seed))
+        assert complete
+        assert check(format_name, {"plan": schema}, text, only_calls=True) == ["plan"]
+
+
 def test_grammar_rejects_more_than_the_maximum_number_of_tool_calls():
     grammar = for_tools("hermes", TOOLS, "required", True)
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
