@@ -1,6 +1,8 @@
 """Tokenize text with the `tokenizers` library in this process."""
 
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from helexa.core.errors import ModelFileError
 
 _SPACES = (" ", "▁")
+_SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # two characters of a Python string
 
 
 @contextmanager
@@ -44,7 +47,12 @@ class BackendEncoder:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return start and end of each token of a text (see `Encoder.spans`)."""
-        return _encoding(self._backend, text).offsets
+        spans = _encoding(self._backend, text).offsets
+        # `_encoding` joins the two characters of a pair. `joined` has the index of each joined character.
+        joined = [match.start() - index for index, match in enumerate(_SURROGATE_PAIR.finditer(text))]
+        if not joined:
+            return spans
+        return [(start + bisect_left(joined, start), end + bisect_left(joined, end)) for start, end in spans]
 
     def _variant(self, parse_special: bool, continues: bool) -> tokenizers.Tokenizer:
         """Return the tokenizer for these arguments of `ids`. Variants share one model."""

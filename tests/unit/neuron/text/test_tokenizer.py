@@ -148,6 +148,13 @@ def test_text_that_already_ends_with_the_end_token_gets_no_second_end_token(
     assert tokenizer.offsets(text) == offsets
 
 
+def test_offsets_count_both_characters_of_a_surrogate_pair(tmp_path: Path) -> None:
+    tokenizer = from_directory(write_directory(tmp_path, byte_level_backend()))
+    text = "a\ud83d\ude00b\ud800c\ud83d\ude00"
+    assert tokenizer.decode(tokenizer.encode(text)) == "a\U0001f600b\ufffdc\U0001f600"
+    assert tokenizer.offsets(text) == [0, *[1] * 4, 3, *[4] * 3, 5, *[6] * 4]
+
+
 def test_tokenizer_files_decide_whether_eos_is_added_to_a_text(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(
