@@ -400,6 +400,8 @@ def test_text_model_of_a_multimodal_model_matches_transformers(
         ("lfm2", {"use_pos_enc": False}, "use_pos_enc"),
         ("olmo3", {"rope_parameters": YARN}, "rope_parameters"),
         ("granite_swa", {"layer_rope_theta": [0.0]}, "layer_rope_theta"),
+        ("granite_swa", {"layer_rope_theta": [0, 500.0, None]}, "'layer_rope_theta' is .* 0 or a positive number"),
+        ("granite_swa", {"layer_rope_theta": [0, 500.0, -1.0]}, "'layer_rope_theta' is .* 0 or a positive number"),
         ("granitemoe", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
         ("ernie4_5", {"use_bias": True}, "use_bias"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "short_factor"),

@@ -4,6 +4,7 @@ References: transformers `modeling_granite`, `modeling_granitemoe`, `modeling_gr
 `modeling_granitemoehybrid`.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -140,14 +141,20 @@ class GraniteSwa(Granite):
         """Call `Granite.prepare`, then create a rotary embedding for each base frequency.
 
         Raises:
-            ModelFileError: `layer_rope_theta` does not have a number per layer.
+            ModelFileError: `layer_rope_theta` does not have 0 or a positive, finite number per layer.
         """
         super().prepare()
         settings = self.settings
         thetas = settings.config.get("layer_rope_theta")
-        if thetas is not None and not (isinstance(thetas, list) and len(thetas) == settings.layers):
+        # Not `isinstance`, because a bool is an int in Python.
+        if thetas is not None and not (
+            isinstance(thetas, list)
+            and len(thetas) == settings.layers
+            and all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas)
+        ):
             raise ModelFileError(
-                f"config: 'layer_rope_theta' is {str(thetas)[:80]}, expected {settings.layers} numbers"
+                f"config: 'layer_rope_theta' is {str(thetas)[:80]}, expected a list with 0 or a positive number for "
+                f"each of {settings.layers} layers"
             )
         self._thetas: list[float] | None = thetas
         self._rope_by_theta: dict[float, Rope] = {0.0: no_rotation(settings.head_dim, self.loader.ops)}
