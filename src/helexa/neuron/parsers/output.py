@@ -216,10 +216,6 @@ class Output:
         """Return whether the tools of the request are known and include `tool`."""
         return self._tools is not None and tool in self._tools
 
-    def offers(self, tool: str) -> bool:
-        """Return whether the request has `tool`, or the tools are unknown."""
-        return self._tools is None or self.tool(tool) in self._tools
-
     def parameters(self, tool: str) -> Set[str]:
         """Return the names of the parameters in the schema of a tool."""
         properties = self.schema(tool).get("properties")
