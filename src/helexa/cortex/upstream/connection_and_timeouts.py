@@ -86,10 +86,11 @@ class Timeouts:
 
 
 class UpstreamResponse:
-    """A connection's HTTP response whose head has arrived; it must be closed once."""
+    """A connection's HTTP response whose head has arrived; it must be closed."""
 
     def __init__(self, connection: "UpstreamConnection") -> None:
         self._connection = connection
+        self._closed = False
         self.status = connection.status  # HTTP status
         self.headers = connection.headers  # headers as the node sent them, with names in lower case
 
@@ -113,9 +114,14 @@ class UpstreamResponse:
         return self._connection.body()  # no `await` here: it would cost one more coroutine frame per chunk
 
     def close(self) -> None:
-        """Pool the connection, or close it if the body was not fully read. Call once."""
-        # Closing the connection makes the node cancel the request.
-        self._connection.release()
+        """Pool the connection, or close it if the body was not fully read.
+
+        Later calls have no effect.
+        """
+        # After the first call, the connection may already be in use for another request.
+        if not self._closed:
+            self._closed = True
+            self._connection.release()  # if this closes the connection, the node cancels the request
 
 
 class UpstreamConnection(asyncio.Protocol):

@@ -378,6 +378,18 @@ async def test_closing_a_response_early_closes_its_connection(client: Upstream) 
         await eventually(lambda: server.open == 0)
 
 
+async def test_second_close_of_a_response_has_no_effect(client: Upstream) -> None:
+    async with Server(OK, OK, OK).serving() as server:
+        first = await ask(client, server)
+        assert await read(first) == b"hello"
+        first.close()
+        second = await ask(client, server)
+        first.close()  # the second response uses the connection now
+        third = await ask(client, server)
+        assert [await read(second), await read(third)] == [b"hello", b"hello"]
+        assert server.connections == 2
+
+
 async def test_canceled_request_closes_its_connection(client: Upstream) -> None:
     async with Server(b"").serving() as server:
         ask_task = asyncio.create_task(ask(client, server))
