@@ -51,7 +51,11 @@ def as_json(value: Any) -> bytes:
     except orjson.JSONEncodeError as error:
         if "64-bit" not in str(error):
             raise malformed(str(error)) from None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()  # orjson rejects integers over 64 bits
+    try:
+        # orjson rejects integers over 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except RecursionError:
+        raise malformed("the JSON is nested too deeply") from None
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:

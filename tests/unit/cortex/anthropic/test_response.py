@@ -92,6 +92,15 @@ def test_tool_call_keeps_integers_of_more_than_64_bits(number: int) -> None:
     assert json.loads(as_json(message))["content"][0]["input"] == {"n": number}
 
 
+def test_deeply_nested_value_with_an_integer_of_more_than_64_bits_is_malformed() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(ApiError, match="nested too deeply") as error:
+        as_json([2**64, nested])
+    assert error.value.status == 502
+
+
 def test_finish_reason_of_a_completion_becomes_a_stop_reason() -> None:
     completion = {"content": "x"}
     assert translated(completion, "length")["stop_reason"] == "max_tokens"
