@@ -133,8 +133,8 @@ def run(
     for prompt in prompts:
         log_prompt(model, prompt)
     runs = [
-        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, images, part_at, choice)
-        for prompt in prompts
+        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, images, part_at, (nth, choice))
+        for nth, prompt in enumerate(prompts)
         for choice in range(request.n or 1)
     ]
     return runs[0](counts_prompt) if len(runs) == 1 else _all_choices(runs, request.n or 1)
@@ -150,12 +150,12 @@ async def _run_choice(
     turn: int,
     images: PromptImages,
     part_at: PartAt | None,
-    choice: int,
+    position: tuple[int, int],
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
     await model.wake()
     limit = checked_limit(model, prompt, request)
-    sampling = sampling_params(request, model.text.sampling_defaults, choice)
+    sampling = sampling_params(request, model.text.sampling_defaults, position[1])
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
     closing = model.text.output_format.end_of_reasoning(
         framed=constraint is not None and constraint.after_reasoning != ""
@@ -170,7 +170,7 @@ async def _run_choice(
         logprobs=sampling.logprobs is not None,
         scored=request.scores_prompt,
     )
-    recorder = RunRecorder(model, len(prompt), reader, images.tokens)
+    recorder = RunRecorder(model, len(prompt), reader, images.tokens, position)
     # Number of unread tokens at which this task wakes. It is 1 for a stream, and also if `reader` may end the answer
     # earlier than the engine.
     wake_at = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _WAKE_TOKENS

@@ -47,6 +47,7 @@ class RunRecord:
     # seconds from the start of the run to the first token, including waits; None if there was no token
     first_token: float | None
     admitted: bool = True
+    position: tuple[int, int] = (0, 0)  # index of the prompt in the request, and of the answer to this prompt
 
 
 @dataclass
@@ -93,8 +94,16 @@ class RunRecorder:
     A run is the generation of one answer. One of `finish`, `fail` and `abandon` ends the run.
     """
 
-    def __init__(self, model: ServedModel, prompt_tokens: int, reader: AnswerReader, image_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        prompt_tokens: int,
+        reader: AnswerReader,
+        image_tokens: int = 0,
+        position: tuple[int, int] = (0, 0),
+    ) -> None:
         self.closed = False
+        self._position = position
         self._model = model
         self._reader = reader
         self._prompt_tokens = prompt_tokens
@@ -195,6 +204,7 @@ class RunRecorder:
             decode=timing.decode_ms / 1000,
             first_token=first_token,
             admitted=self.admitted,
+            position=self._position,
         )
         current().runs.append(run)
         self._trace(run, timing)
@@ -266,11 +276,14 @@ class UsageRecord:
     @classmethod
     def total(cls, runs: Iterable[RunRecord]) -> "UsageRecord":
         """Return the token counts of admitted `runs`, the answers of one request."""
-        begun = [run for run in runs if run.admitted]
+        begun = sorted((run for run in runs if run.admitted), key=lambda run: run.position)
+        # Only the first answer to each prompt counts prompt tokens, as in the usage that the client receives. Later
+        # answers to the same prompt find the prompt in the prefix cache.
+        firsts = {run.position[0]: run for run in reversed(begun)}.values()
         return cls(
-            max((run.prompt_tokens for run in begun), default=0),
+            sum(run.prompt_tokens for run in firsts),
             sum(run.completion_tokens for run in begun),
-            max((run.cached_tokens for run in begun), default=0),
+            sum(run.cached_tokens for run in firsts),
         )
 
 

@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from starlette.routing import Mount, Router
 
 from helexa.core.errors import service_unavailable
+from helexa.neuron.access_guard_and_request_logs import RequestMiddleware
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.messages import Generate
+from helexa.neuron.requests.metrics import Metrics
+from helexa.neuron.requests.request_and_run_records import UsageRecords
 from neuron.scripted_engine import AGENT_TEMPLATE, END, TIMING, TOKENIZER, Say, answer
-from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve
+from neuron.scripted_node import CHAT, ROUTES, TEXT, USAGE, Node, serve
 
 PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 
@@ -71,6 +75,20 @@ async def test_n_answers_to_one_prompt_are_returned_with_the_prompt_counted_once
         assert reply["usage"]["completion_tokens"] == 1 + 2 + 3 + 3
         assert [request.sampling.seed for request in node.engine.requests] == [7, 8, 9]
         assert node.engine.open_streams == 0
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("prompt", ["once", ["once", "twice", "once"]])
+async def test_usage_record_of_a_request_equals_the_usage_in_its_answer(prompt: str | list[str], choices: int) -> None:
+    records, usage_id = UsageRecords(), "ab" * 16
+    recorded = RequestMiddleware(Router(ROUTES), Metrics({}), records)
+    async with serve(by_number, routes=[Mount("/", recorded)]) as node:
+        node.http.headers["x-helexa-usage-id"] = usage_id
+        usage = (await complete(node, "/v1/completions", prompt=prompt, n=choices))["usage"]
+        record = await records.find(usage_id)
+    assert record is not None
+    assert (record.prompt_tokens, record.completion_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert record.cached_tokens == usage.get("prompt_tokens_details", {"cached_tokens": 0})["cached_tokens"]
 
 
 @pytest.mark.parametrize("path", PATHS)
