@@ -242,7 +242,7 @@ class HealthMonitor:
 
     async def _take_devices(self) -> None:
         read = await asyncio.to_thread(self._read_devices)
-        self._devices |= {device.index: device for device in read if device.vram_free_mb}
+        self._devices |= {device.index: device for device in read}
 
 
 async def _repeat(reading: Callable[[], Awaitable[None]]) -> None:
