@@ -195,8 +195,16 @@ async def _query_response(query: ApiQuery, request: Request) -> Response:
 async def _export(request: Request) -> Response:
     query = read_query(request.query_params, _with_format(RUN_FILTERS))
     kind = query["format"]
+    chunks = _all_runs(_executor(request), query, to_csv if kind == "csv" else None)
+    first = await anext(chunks)  # before the status is sent, because the database may be missing
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
     return StreamingResponse(
-        _all_runs(_executor(request), query, to_csv if kind == "csv" else None),
+        body(),
         media_type=_CSV if kind == "csv" else "application/x-ndjson",
         headers=_CORS | {"content-disposition": f'attachment; filename="runs.{"csv" if kind == "csv" else "jsonl"}"'},
     )

@@ -117,7 +117,8 @@ def test_server_opens_a_database_that_is_created_after_its_start(tmp_path, servi
     path = tmp_path / "later.sqlite"
     with serving(path) as url:
         message = f"nothing has been measured yet: {path} does not exist; run `helexa-bench once`\n"
-        assert error_response(f"{url}/api/health") == (503, message)
+        for route in ("api/health", "api/v1/export/runs", "api/v1/export/runs?format=csv"):
+            assert error_response(f"{url}/{route}") == (503, message)
         Store(path).close()
         assert json.loads(get(f"{url}/api/health")[1]) == {"status": "ok", "run_count": 0}
         assert b"Nothing has been measured yet" in get(f"{url}/")[1]
