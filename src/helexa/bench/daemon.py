@@ -64,7 +64,7 @@ async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonit
     """Measure missing samples, compare builds, report regressions to the webhook.
 
     If the comparison suspects a change, more samples are measured and the comparison is repeated. The returned review
-    is then the second one. In the report, only `measured` and `failed` include the additional samples.
+    then has the alerts of both comparisons. In the report, only `measured` and `failed` include the additional samples.
 
     Raises:
         ConfigError: the configuration has no targets.
@@ -75,7 +75,10 @@ async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonit
         more = await sweep_once(config, store, wanted=monitor.wanted)
         report.measured += more.measured
         report.failed += more.failed
-        review = monitor.review()
+        again = monitor.review()
+        # Each review lists only the alerts that it has confirmed itself.
+        regressed, improved = [*review.regressed, *again.regressed], [*review.improved, *again.improved]
+        review = ReviewResult(again.suspected, regressed, improved)
     await monitor.deliver()
     return report, review
 

@@ -10,7 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from helexa.bench.alerts import AlertMonitor
-from helexa.bench.config import AlertsSection
+from helexa.bench.config import AlertsSection, BenchConfig
+from helexa.bench.daemon import sweep_and_judge
 from helexa.bench.host_build_and_model import Build, Configuration, Host, Model, ScenarioKey, Target
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.row_types import Sample
@@ -24,6 +25,7 @@ class Bench:
 
     Attributes:
         calendar_ms: offset of the samples' wall-clock times in milliseconds.
+        model: name of the model.
     """
 
     def __init__(self, store: Store, archive: Archive, **options: Any) -> None:
@@ -33,13 +35,14 @@ class Bench:
         self._archive = archive
         self.monitor = AlertMonitor(self._config, store, archive, SAMPLES)
         self.calendar_ms = 0
+        self.model = "model"
 
     def configuration(self, build: int) -> Configuration:
         return Configuration(
             Target("beast", "neuron", "http://beast"),
             Host("beast"),
             Build("helexa", f"build{build}"),
-            Model("model"),
+            Model(self.model),
             ScenarioKey("single:cold:128", "single"),
         )
 
@@ -116,6 +119,21 @@ def test_suspected_slowdown_survives_a_restart_of_the_daemon(database):
     assert bench.monitor.review().suspected == 1
     bench.top_up(4, 0.012)
     assert len(bench.monitor.review().regressed) == 1
+
+
+async def test_alert_of_the_first_review_is_returned_if_another_change_needs_a_second_review(database):
+    slow, other = Bench(*database), Bench(*database)
+    other.model = "other"
+    settle(slow, 4)
+    settle(other, 4)
+    slow.top_up(4, 0.012)
+    assert slow.monitor.review().suspected == 1
+    slow.top_up(4, 0.012)
+    other.top_up(4, 0.012)
+    unreachable = {"name": "beast", "endpoint": "http://127.0.0.1:9"}
+    config = BenchConfig.model_validate({"targets": [unreachable]})
+    _, review = await sweep_and_judge(config, database[0], slow.monitor)
+    assert (review.suspected, [alert.model for alert in review.regressed]) == (1, ["model"])
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000, -3_600_000])
