@@ -29,6 +29,7 @@ from helexa.core.logs import tell
 from helexa.core.sse import EventParser
 
 _CALL_SECS = 10.0
+_TEMPORARY = (408, 425, 429)  # client errors after which the same request may succeed later
 _MAX_BYTES = 64 << 20  # maximum size of a JSON response; enough for an image of 4096 by 4096 pixels
 _MAX_REASON_CHARS = 300
 
@@ -42,6 +43,10 @@ _REJECTION = re.compile(
 
 class TargetError(HelexaError):
     """A target is unreachable, returns an error, or returns an invalid response."""
+
+
+class NoJsonRouteError(TargetError):
+    """A target does not offer a route, or does not answer the route with JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +285,14 @@ class JsonCalls:
         return await self._call("GET", path, None, _CALL_SECS)
 
     async def get_or_none(self, path: str) -> Any:
-        """Send a GET request; return the parsed JSON response, or None after an error."""
+        """Send a GET request; return the parsed JSON, or None if the route does not exist.
+
+        Raises:
+            TargetError: the target is unreachable, or returns an error status that may be temporary.
+        """
         try:
             return await self.get(path)
-        except TargetError:
+        except NoJsonRouteError:
             return None
 
     async def post(self, path: str, body: object, timeout_secs: float) -> Any:
@@ -314,13 +323,19 @@ class JsonCalls:
             raise TargetError(f"{problem}; check the server, and the endpoint of the target") from error
         if status // 100 != 2:
             reason = text[:_MAX_REASON_CHARS].decode("utf-8", "replace")
-            raise TargetError(f"{self.endpoint}{path} answered HTTP {status}, see the server's log: {reason}")
+            kind = NoJsonRouteError if _is_permanent(status) else TargetError
+            raise kind(f"{self.endpoint}{path} answered HTTP {status}, see the server's log: {reason}")
         try:
             return orjson.loads(text)
         except ValueError:
-            raise TargetError(
+            raise NoJsonRouteError(
                 f"{self.endpoint}{path}: the answer is not JSON; check the endpoint of the target"
             ) from None
+
+
+def _is_permanent(status: int) -> bool:
+    """Return whether a repeated request would get the same error `status`."""
+    return status == 501 or (status < 500 and status not in _TEMPORARY)
 
 
 async def _bounded(content: aiohttp.StreamReader) -> bytes:

@@ -79,7 +79,7 @@ class NeuronTarget:
     async def identity(self) -> Identity:
         """Return the build from `/version` and the hardware from `/discovery`.
 
-        If `/discovery` fails, for example on old nodes, only the host name is known.
+        Of old nodes, which have no `/discovery`, only the host name is known.
         """
         version = await self._calls.get("/version")
         if not isinstance(version, dict):

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from bench.scripted_node import ScriptedNode, connection_to
-from bench.scripted_server import Script, streamed_script
+from bench.scripted_server import Script, ScriptedServer, client_of, streamed_script
 from bench.virtual_time import VirtualClock, run
-from helexa.bench.config import BenchConfig
+from helexa.bench.client import TargetError
+from helexa.bench.config import BenchConfig, TargetSection
+from helexa.bench.host_build_and_model import Build, TargetKind
 from helexa.bench.prompts_and_load_generators import Clock
 from helexa.bench.request_records_and_metrics import Objectives
 from helexa.bench.scenarios.load import Concurrency, Mixed, Rate
 from helexa.bench.scenarios.scenario import Scenario
 from helexa.bench.scenarios.single import Cancel, Single, Swap
+from helexa.bench.servers import connect
 from helexa.bench.store.database import Reader
 from helexa.bench.store.writer import Store
 from helexa.bench.sweep_and_warm_up import Sweep, SweepReport
@@ -128,3 +132,75 @@ def test_sweep_over_all_scenarios_stores_the_measured_values(tmp_path: Path) -> 
     assert (runs["concurrency"].concurrency, runs["concurrency"].goodput_share) == (2, 1.0)
     assert runs["cancel"].release_s == about(0.0, abs=0.01)
     assert moments["swap"] == about([0, 1, 2, 3, 4, 5, 5.7])  # once a second and at the end
+
+
+class Facts(ScriptedServer):
+    """A server without a model that answers GET requests to `path` with `statuses` in order."""
+
+    def __init__(self, path: str, body: dict[str, Any], statuses: list[int]) -> None:
+        super().__init__(())
+        self.path, self.body, self.statuses = path, body, statuses
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(self.path, self._facts)]
+
+    async def _facts(self, request: web.Request) -> web.Response:
+        return web.json_response(self.body, status=self.statuses.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body", "engine"),
+    [
+        ("cortex", "/openapi.json", {"info": {"version": "1.2"}}, "cortex"),
+        ("openai", "/props", {"build_info": "1.2"}, "llama.cpp"),
+        ("openai", "/version", {"version": "1.2"}, "vllm"),
+    ],
+)
+def test_temporary_error_of_a_version_request_raises_instead_of_naming_another_build(
+    kind: TargetKind, path: str, body: dict[str, Any], engine: str
+) -> None:
+    async def work() -> None:
+        async with client_of(Facts(path, body, [200, 503, 429, 200, 404])) as client:
+            section = TargetSection(name="server", kind=kind, endpoint=client.endpoint)
+            server = connect(section, client.session).server
+            known = await server.identity()
+            assert known.build == Build(engine, "1.2", version="1.2")
+            for status in (503, 429):
+                with pytest.raises(TargetError, match=f"{path} answered HTTP {status}"):
+                    await server.identity()
+            assert await server.identity() == known
+            assert (await server.identity()).build == Build(kind, "external")  # the server has no such route
+
+    run(work())
+
+
+class NodeWithFacts(ScriptedNode):
+    """A node whose third `/discovery` request fails."""
+
+    requests = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        return [*super().routes(), web.get("/discovery", self._discovery)]
+
+    async def _discovery(self, request: web.Request) -> web.Response:
+        self.requests += 1
+        facts = {"hostname": "beast", "os": "Linux", "kernel": "6.1", "cpu": "x", "cpu_cores": 8}
+        return web.json_response(facts, status=503 if self.requests == 3 else 200)
+
+
+def test_failed_discovery_after_a_sample_stores_the_sample_under_the_known_host(tmp_path: Path) -> None:
+    node = NodeWithFacts(lambda number, at: streamed_script(0.5, 8, 0.1))
+    config = BenchConfig.model_validate({"bench": {"iteration_pause_secs": 1}})
+    path = tmp_path / "bench.sqlite"
+
+    async def work() -> list[SweepReport]:
+        async with connection_to(node) as connection:
+            with Store(path) as store:
+                sweeps = [Sweep(config, store, CalendarClock(), lambda configuration: 3) for _ in range(2)]
+                return [await sweep.run([connection], [Single(50, 8, "cold")]) for sweep in sweeps]
+
+    first, second = run(work())
+    assert (first.measured, list(first.unreachable)) == (2, ["node"])
+    assert (second.measured, second.unreachable) == (1, {})
+    with Reader(path) as reader:
+        assert [row.hostname for row in reader.runs()] == ["beast"] * 3
