@@ -45,7 +45,7 @@ from helexa.cortex.routes.access_and_errors import (
     viewer,
 )
 from helexa.cortex.routes.generation import Generation, Messages, Responses, input_items, stored_response
-from helexa.cortex.routes.health_usage_and_activity import (
+from helexa.cortex.routes.health_usage_costs_and_activity import (
     get_document,
     get_health,
     get_history,

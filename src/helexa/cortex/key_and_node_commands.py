@@ -20,8 +20,8 @@ from helexa.core.errors import ConfigError, HelexaError, UsageError
 from helexa.cortex.access.keys import Key, NewKey, key_json, reject_static, static_keys
 from helexa.cortex.api.admin_requests import NewInvitation
 from helexa.cortex.config import CortexConfig, load
-from helexa.cortex.ledger.budgets import budget
 from helexa.cortex.ledger.keys_and_nodes import KeyStore, NodeStore
+from helexa.cortex.ledger.reservations_in_memory import budget
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
 

@@ -4,7 +4,7 @@ import os
 import signal
 
 from descriptors import many_descriptors
-from helexa.cli.up_processes import StopSignals
+from helexa.cli.up_child_processes import StopSignals
 
 
 def test_sigterm_is_received_by_a_process_with_many_open_descriptors() -> None:

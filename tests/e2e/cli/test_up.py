@@ -494,7 +494,7 @@ while True:
 STACK = """
 import os, sys
 from pathlib import Path
-from helexa.cli.up_processes import Stack
+from helexa.cli.up_child_processes import Stack
 with Stack(dict(os.environ), verbose=True) as stack:
     stack.start(sys.argv[1], [], Path(sys.argv[2]))
     while stack.watch():

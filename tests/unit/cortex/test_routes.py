@@ -15,7 +15,7 @@ from helexa.core.catalog import Catalog
 from helexa.core.node_reports import Discovery, Health, ModelInfo
 from helexa.cortex.api.listings import model_list
 from helexa.cortex.fleet.fleet import FleetView, Node
-from helexa.cortex.routes.health_usage_and_activity import fleet_health
+from helexa.cortex.routes.health_usage_costs_and_activity import fleet_health
 
 CPU = Discovery(hostname="h", os="Linux")
 

@@ -18,7 +18,7 @@ from helexa.cli.gateway_client import DEFAULT_URL, Gateway
 from helexa.cli.local_config import LOOPBACK, OLLAMA_OPTION, OLLAMA_PORT, LocalConfig, LocalModel, check_ports
 from helexa.cli.model_loading_and_download_bar import with_hint
 from helexa.cli.terminal_output_and_errors import USAGE, CommandError, Progress, note, printable
-from helexa.cli.up_processes import Stack
+from helexa.cli.up_child_processes import Stack
 from helexa.cli.up_state_keys_and_logs import (
     configured_key,
     generated_key,

@@ -26,7 +26,7 @@ from helexa.cortex.config import ConsoleSection
 from helexa.cortex.console.events import EventHub
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.routes.access_and_errors import public
-from helexa.cortex.routes.health_usage_and_activity import get_health
+from helexa.cortex.routes.health_usage_costs_and_activity import get_health
 from helexa.http.headers import Headers, host_and_origin, is_same_origin
 from helexa.http.responses import JsonResponse
 from helexa.web import FOREVER, SECURITY, Assets

@@ -21,7 +21,6 @@ from helexa.core.errors import ApiError, service_unavailable
 from helexa.core.logs import quoted
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity_and_usage_totals import Activity, ActivityLog
-from helexa.cortex.ledger.budgets import Budgets, Record
 from helexa.cortex.ledger.leases_windows_and_over_budget import (
     Closing,
     PendingReservation,
@@ -29,6 +28,7 @@ from helexa.cortex.ledger.leases_windows_and_over_budget import (
     ReservationRequest,
     over_budget,
 )
+from helexa.cortex.ledger.reservations_in_memory import Budgets, Record
 from helexa.cortex.ledger.storage.database import FIRST_RETRY_SECS, Database, DatabaseError, Retry
 from helexa.cortex.ledger.write_ahead_log import WriteAheadLog, catch_up
 

@@ -12,7 +12,6 @@ from helexa.core.logs import quoted
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity_and_usage_totals import Activity, charges, recent
-from helexa.cortex.ledger.budgets import Budget, budget, budgets
 from helexa.cortex.ledger.group_commit import GroupCommit, unavailable
 from helexa.cortex.ledger.leases_windows_and_over_budget import (
     PendingReservation,
@@ -21,6 +20,7 @@ from helexa.cortex.ledger.leases_windows_and_over_budget import (
     bounded,
     over_budget,
 )
+from helexa.cortex.ledger.reservations_in_memory import Budget, budget, budgets
 from helexa.cortex.ledger.storage.database import Database, DatabaseError, plain, repeat
 from helexa.cortex.ledger.write_ahead_log import catch_up
 

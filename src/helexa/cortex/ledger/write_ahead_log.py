@@ -28,7 +28,7 @@ import orjson
 
 from helexa.core.errors import HelexaError
 from helexa.core.logs import quoted
-from helexa.cortex.ledger.budgets import ADD_ENTRY, CLOSE_ENTRY, CLOSED, OPENED, Record, opening
+from helexa.cortex.ledger.reservations_in_memory import ADD_ENTRY, CLOSE_ENTRY, CLOSED, OPENED, Record, opening
 from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Step
 
 log = logging.getLogger(__name__)

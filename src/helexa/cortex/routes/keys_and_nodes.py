@@ -20,7 +20,7 @@ from helexa.cortex.api.listings import node_entries
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.forwarding.request_body_limit_and_workers import read_json_body
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ledger.budgets import Budget
+from helexa.cortex.ledger.reservations_in_memory import Budget
 from helexa.cortex.routes.access_and_errors import admin, holder, method_route, visible_account
 from helexa.http.responses import JsonResponse
 

@@ -32,7 +32,7 @@ from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import (
     with_torch_if_required,
 )
 from helexa.neuron.engine.loading.build import Build, build_part
-from helexa.neuron.engine.loading.memory_request import usable_memory
+from helexa.neuron.engine.loading.kv_cache_size_and_memory_request import usable_memory
 from helexa.neuron.engine.model_path_and_digest import model_digest
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded, RankProgress, RunStep, TouchCaches

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from helexa.core.errors import ModelFileError
 from helexa.core.logs import quoted
-from helexa.neuron.weights.fp8_and_mxfp4 import StoredTensor, stored_tensors
 from helexa.neuron.weights.model_file import MODULES_FILE, WHOLE, Part, read_json, text_config
+from helexa.neuron.weights.quantized_checkpoints import StoredTensor, stored_tensors
 from helexa.neuron.weights.quantized_matrix import Weight
 from helexa.neuron.weights.safetensors_shards import file_tensors
 

@@ -12,7 +12,6 @@ import numpy as np
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.fp8_and_mxfp4 import StoredTensor, stored_tensors
 from helexa.neuron.weights.gguf.blocks import SUPPORTED_TYPES, decode
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES
@@ -20,6 +19,7 @@ from helexa.neuron.weights.gguf.header_and_metadata_reader import GgufTensor
 from helexa.neuron.weights.gguf.layout import halves
 from helexa.neuron.weights.gguf.mmproj import hugging_face_names, interleaved_heads, mmproj_beside
 from helexa.neuron.weights.model_file import WHOLE, Part
+from helexa.neuron.weights.quantized_checkpoints import StoredTensor, stored_tensors
 from helexa.neuron.weights.quantized_matrix import Weight
 from helexa.neuron.weights.safetensors_checkpoint import StoredTensors
 from helexa.neuron.weights.safetensors_shards import file_tensors

@@ -13,9 +13,9 @@ from cortex.ledger.ledger_helpers import charged, holder, kill, retire_gateways,
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.ledger.budgets import Record
 from helexa.cortex.ledger.leases_windows_and_over_budget import Reservation
 from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.ledger.reservations_in_memory import Record
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Args, Database, Row, Sql, Step
 from nightly import cases

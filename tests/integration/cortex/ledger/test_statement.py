@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from cortex.ledger.ledger_helpers import Clock, holder, kill, retire_gateways, running
 from helexa.cortex.access.keys import Principal, Window
-from helexa.cortex.ledger.budgets import Budget
 from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.ledger.reservations_in_memory import Budget
 from helexa.cortex.ledger.storage import open_database
 
 

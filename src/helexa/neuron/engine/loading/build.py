@@ -15,8 +15,8 @@ from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryRequest
 from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import kernels_for, usable_device
+from helexa.neuron.engine.loading.kv_cache_size_and_memory_request import free_memory, memory_request, of_all_ranks
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
-from helexa.neuron.engine.loading.memory_request import free_memory, memory_request, of_all_ranks
 from helexa.neuron.engine.loading.vision import VisionMemory, VisionPart
 from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded, StageLayers
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses

@@ -30,9 +30,9 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.loading.backend_kernels_and_kv_dtype import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft
+from helexa.neuron.engine.loading.kv_cache_size_and_memory_request import usable_memory
 from helexa.neuron.engine.loading.loaded_model_and_measured_memory import LoadedModel, measured_on_device
 from helexa.neuron.engine.loading.memory_division import divide_free_memory, least_grant
-from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.ranks.cpu_binding import threads_of_rank
 from helexa.neuron.engine.ranks.messages import RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses

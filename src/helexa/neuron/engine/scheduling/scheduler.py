@@ -12,7 +12,7 @@ Pairs of this kind describe every case:
 (The scheduler of vLLM V1 works in the same way. KV pages are described by Kwon et al., 2023.)
 
 The newest sequence is preempted first. An older sequence is never preempted for a newer one. The module
-`planning_and_preemption` plans steps, and the module `committer` applies the results of the steps.
+`planning_and_preemption` plans steps, and the module `draft_acceptance_and_commit` applies the results of the steps.
 """
 
 import itertools
@@ -25,7 +25,7 @@ import msgspec
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Drafts, Logprob, TokenOutput
 from helexa.neuron.engine.kv_cache_and_prefix_hashes import PagePool, StatePool, new_chain
-from helexa.neuron.engine.scheduling.committer import Committer
+from helexa.neuron.engine.scheduling.draft_acceptance_and_commit import Committer
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.scheduling.page_allocation_and_prefix_hits import Memory
 from helexa.neuron.engine.scheduling.plan import Plan

@@ -12,6 +12,7 @@ from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine.loading import backend_kernels_and_kv_dtype
+from helexa.neuron.engine.loading.kv_cache_size_and_memory_request import least_free
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.loaded_model_and_measured_memory import (
     LoadedModel,
@@ -20,7 +21,6 @@ from helexa.neuron.engine.loading.loaded_model_and_measured_memory import (
     measured_on_device,
 )
 from helexa.neuron.engine.loading.memory_division import divide_free_memory
-from helexa.neuron.engine.loading.memory_request import least_free
 from helexa.neuron.engine.ranks.messages import Allocate, RankAllocated, RankMemory, ReportMemory, RunStep, digest_of
 from helexa.neuron.engine.ranks.rank import Rank
 from helexa.neuron.engine.step_input_and_graph_sizes import encode
