@@ -82,7 +82,7 @@ def table_of(tree: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"{name}: '{key}' is a value, not a section with settings; correct the name")
+            raise ConfigError(f"{name}: '{key}' is a value, not a section; correct the name or the file")
     return table
 
 

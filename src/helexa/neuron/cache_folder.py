@@ -133,7 +133,7 @@ def expanded(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise ConfigError(
-            f"{path}: '~' has no meaning, because HOME is not set; set HELEXA_CACHE or [cache] dir to a folder"
+            f"{path}: '~' stands for no folder, because the home folder is unknown; set HOME, or write an absolute path"
         ) from None
 
 

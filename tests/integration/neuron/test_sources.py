@@ -64,7 +64,7 @@ async def test_missing_home_folder_is_a_configuration_error(monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
     for source in ("pypi:any", "org/name", "file:~/model.gguf"):
-        with pytest.raises(ConfigError, match="HOME is not set"):
+        with pytest.raises(ConfigError, match="set HOME, or write an absolute path"):
             await resolve(source)
 
 

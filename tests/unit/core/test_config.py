@@ -145,7 +145,7 @@ def test_environment_variable_without_a_matching_key_is_ignored(tmp_path: Path, 
 
 
 def test_environment_variable_for_a_table_that_the_file_sets_to_a_number_is_rejected(tmp_path: Path) -> None:
-    message = "APP_ENGINE__THREADS: 'engine' is a value, not a section with settings; correct the name"
+    message = "APP_ENGINE__THREADS: 'engine' is a value, not a section; correct the name or the file"
     assert error_of(tmp_path, "engine = 1", APP_ENGINE__THREADS="1") == message
 
 

@@ -30,8 +30,8 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 # Keywords that restrict a string, or change the meaning of a schema.
 _RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})
 _WITHOUT_TEXT = frozenset({"integer", "number", "boolean", "null"})
-# Each entry has the text of an argument, and the text as a JSON string. Unless the schema allows strings or only null,
-# the parser converts at least one of these texts to another JSON value.
+# Each entry has the text of an argument, and the text as a JSON string. If the schema allows no strings, but more than
+# null, the parser converts at least one of these texts to another JSON value.
 _PROBES = (("7", '"7"'), ("true", '"true"'), ("[]", '"[]"'), ("{}", '"{}"'))
 _UNTAGGED = "helexa-untagged"  # key in `$defs` of the schema that forbids tags in strings
 

@@ -80,7 +80,7 @@ class ProcessPool:
         return process.close()
 
     def close(self) -> None:
-        """End all idle processes. A process that works on a request continues."""
+        """End all idle processes. The pool stays usable, and running requests continue."""
         with self._processes.lock:
             _close_all(self._processes.idle)
 

@@ -318,7 +318,10 @@ class StepController:
         return self._max_step_tokens if affordable >= self._max_step_tokens else 1 << int(affordable).bit_length() >> 1
 
     def _mixed_tokens(self, rows: int, width: int) -> int:
-        """Return how many prompt tokens to add to `rows` decode rows; 0 for decode-only."""
+        """Return how many prompt tokens to add to `rows` decode rows; 0 for decode-only.
+
+        `width` is the number of sequences that will decode after all prompts.
+        """
         if self._mixed_run >= _MAX_MIXED_RUN:
             return 0
         step_seconds, full_step_seconds = self._cost.decode(rows), self._cost.decode(width)
