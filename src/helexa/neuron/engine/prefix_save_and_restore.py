@@ -413,10 +413,11 @@ class PrefixStore:
             while self._copies.get() is not None:
                 pass  # drop copies that were queued before the error
             return
+        # The loop reports the prefixes when the size of the disk changes, so they must be known before the disk.
+        self.saved_prefixes = disk.names()
         self._disk = disk
         self._reader.start(disk)
         self._opened.set()
-        self.saved_prefixes = disk.names()
         self._wake()
         while (copied := self._copies.get()) is not None:
             key, contents = copied

@@ -136,6 +136,25 @@ def slow(folder: Path) -> PrefixDisk:
     return SlowDisk(folder, 1 << 30)
 
 
+def test_size_of_the_disk_is_reported_only_after_the_prefix_keys_are_known(engine: Callable[..., Engine]) -> None:
+    """The engine reports its prefixes when the size changes, and then perhaps not again until a request arrives."""
+    asked, may_answer = threading.Event(), threading.Event()
+
+    class LateDisk(PrefixDisk):
+        def names(self) -> dict[str, bytes]:
+            asked.set()
+            assert may_answer.wait(LIMIT_SECS)
+            return super().names() | {"key": b"hash"}
+
+    node = engine(open_disk=lambda folder: LateDisk(folder, 1 << 30))
+    node.store.start()
+    assert asked.wait(LIMIT_SECS)
+    assert node.store.use.size == 0
+    may_answer.set()
+    node.moved(ends=lambda: node.store.use.size > 0)
+    assert node.store.saved_prefixes["key"] == b"hash"
+
+
 def test_engine_sends_heartbeats_while_it_waits_for_a_slow_disk(
     engine: Callable[..., Engine], slow_disk: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
