@@ -178,9 +178,10 @@ async def _forward(
             # If the node no longer has the model (`gone`), load the model again, but only once. A node that loses the
             # model after each load must not make the request wait forever.
             loads_again = fallback is None and error.outcome == "gone" and outcomes.count("gone") == 1
-            next_step = "load the model again" if loads_again else "respond with the error"
             if fallback is not None:
                 next_step = f"retry on node {fallback.node}"
+            else:
+                next_step = "load the model again" if loads_again else "respond with the error"
             log.warning(
                 "request failed on a node node=%s error=%s next=%s", target.node, quoted(error), quoted(next_step)
             )

@@ -70,8 +70,8 @@ class EngineFlags:
         max_model_len: Context length of each request, in tokens; 0 for the model's own.
         max_num_seqs: Maximum number of requests that run at the same time.
         max_num_batched_tokens: Maximum number of tokens in one engine step.
-        kv_cache_dtype: Data type of the KV cache: auto is int8 for long contexts on CPUs, else as --dtype.
-            All 8-bit types mean int8.
+        kv_cache_dtype: Data type of the KV cache: auto is int8 for long contexts on CPUs, except for models that lose
+            too much accuracy, else as --dtype. All 8-bit types mean int8.
         enforce_eager: Do not run decode steps as CUDA graphs.
         tool_call_parser: Tool-call format of the models on the command line, else the format of the chat template.
         draft_model: Smaller model with the same vocabulary as the model on the command line, or an EAGLE-3 head of it,
